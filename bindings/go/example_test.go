@@ -569,6 +569,45 @@ func ExampleSender_TrySend() {
 	// has room: true <nil>
 }
 
+// Statistics of both sides, for a metrics library: examples/metrics exports them to Prometheus.
+func ExampleSender_Counters() {
+	events, remove := name()
+	defer remove()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	receiver, err := pelton.Gather(events, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer receiver.Close()
+	for range 2 {
+		sender, err := pelton.ConnectSender(ctx, events, nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := sender.Send(ctx, []byte("hello")); err != nil {
+			log.Fatal(err)
+		}
+		message, err := receiver.Receive(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := message.Release(); err != nil {
+			log.Fatal(err)
+		}
+		sent, isFree := sender.Counters()
+		fmt.Println("sent:", sent.Messages, sent.Bytes, isFree)
+		sender.Close()
+	}
+	_, isThere, err := receiver.TryReceive() // finds that both have left
+	received, _ := receiver.Counters()
+	fmt.Println("received:", received.Messages, received.Bytes, isThere, err)
+	// Output:
+	// sent: 1 5 true
+	// sent: 1 5 true
+	// received: 2 10 false <nil>
+}
+
 // Descriptors travel with a message: here the end of a pipe, which the receiver then reads.
 func ExampleSender_SendFiles() {
 	events, remove := name()

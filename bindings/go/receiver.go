@@ -39,6 +39,9 @@ type Receiver struct {
 	// FlushTo has taken messages that it has not written, and some lane has ended since.
 	isUnwritten, isEndDeferred bool
 
+	// What lanes that are gone have counted.
+	parted Counters
+
 	// The lane that is served, and how many messages it gave in this quantum.
 	current, inQuantum int
 	// Found by a poll, for the call to take.
@@ -531,6 +534,7 @@ func (r *Receiver) failed(err error) error {
 
 // dropLane closes the current lane and removes it.
 func (r *Receiver) dropLane(in *inLane) {
+	r.parted.Add(in.Consumer.Counters())
 	r.lanes = append(r.lanes[:r.current], r.lanes[r.current+1:]...)
 	// The caller advances to the next one, which has this index now.
 	r.current--
@@ -662,6 +666,19 @@ func (r *Receiver) Capacity() int {
 		return 0
 	}
 	return int(r.lanes[0].Consumer.Capacity())
+}
+
+// Counters returns the statistics of this side, of all its lanes together, as [Sender.Counters] does.
+func (r *Receiver) Counters() (Counters, bool) {
+	if r.guard.Enter() != nil {
+		return Counters{}, false
+	}
+	defer r.leave()
+	sum := r.parted
+	for _, in := range r.lanes {
+		sum.Add(in.Consumer.Counters())
+	}
+	return sum, true
 }
 
 // Peer returns the process that sends. For a receiver of many it is zero: see [Message.Peer].

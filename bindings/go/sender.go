@@ -332,6 +332,20 @@ func (s *Sender) Unreleased() uint64 {
 	return s.unreleased()
 }
 
+// Counters are the statistics of a [Sender] or a [Receiver] since its channel was created: messages and bytes of
+// payload that it sent or released, waits, sleeps and wake-ups of the other side. They only grow.
+type Counters = lane.Counters
+
+// Counters returns the statistics of this side. It does not wait. It returns false for a closed handle, and during a
+// call of another goroutine: the goroutine that uses the handle can note them for others.
+func (s *Sender) Counters() (Counters, bool) {
+	if s.guard.Enter() != nil {
+		return Counters{}, false
+	}
+	defer s.leave()
+	return s.out.Lane.Counters(), true
+}
+
 // WaitReleased waits until the receiver has released every message; on a path channel without a receiver, until the
 // next one has. Errors as Send.
 func (s *Sender) WaitReleased(ctx context.Context) error {

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
 
+import pelton
 from conftest import LIMIT
 
 README = Path(__file__).parent.parent / "README.md"
@@ -50,6 +51,18 @@ def test_the_examples_of_calls_call_each_other(name: str, start: Callable[..., P
     assert output.split() == ["b'TEA'", "b'0'", "b'1'", "b'2'", "100"]
     output, _ = start(calling_in_a_loop + "\nasyncio.run(main())").communicate(timeout=LIMIT)
     assert output == "[b'TEA', b'RICE']\nb'MILK'\n"
+
+
+def test_the_example_of_metrics_exports_the_counters(name: str, start: Callable[..., Popen[str]]) -> None:
+    (exporting,) = examples(name, "Metrics")
+    receiver = start(exporting)
+    with pelton.Sender.connect(name, timeout=LIMIT) as sender:
+        sender.send(b"hello")
+        sender.send(b"world!")
+    output, _ = receiver.communicate(timeout=LIMIT)
+    assert "b'hello'\nb'world!'\n" in output
+    assert f'endpoint_messages_total{{channel="{name}"}} 2.0' in output
+    assert f'endpoint_bytes_total{{channel="{name}"}} 11.0' in output
 
 
 def test_the_service_of_asyncio_is_called(name: str, start: Callable[..., Popen[str]]) -> None:

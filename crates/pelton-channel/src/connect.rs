@@ -352,9 +352,10 @@ async fn reach<T, F: Future<Output = Result<T>>>(
                 Err(error) => Err(error),
             };
             match done {
-                // The peer closed during the handshake: another process may listen. Without a deadline, a slow peer is
-                // not an error either.
-                Err(Error::HungUp) if !last => {}
+                // The peer closed during the handshake, as a service does that begins to drain: another process may
+                // listen. Also after the last attempt: a caller that waits in slices continues after a timeout alone.
+                // Without a deadline, a slow peer is not an error either.
+                Err(Error::HungUp) if matches!(reach, Reach::Until(_)) => {}
                 Err(Error::TimedOut(_)) if matches!(reach, Reach::Until(None)) => {}
                 done => return done,
             }

@@ -169,7 +169,8 @@ pub enum Error {
     /// One side refused the connection, or the operation.
     #[error("refused: {0}")]
     Refused(String),
-    /// The other side closed the connection during the handshake.
+    /// The other side closed the connection during the handshake. With a deadline for connecting, the connector tries
+    /// again until then, and returns [`Error::TimedOut`].
     #[error("the peer hung up during the handshake: see what it says")]
     HungUp,
     /// The other side did not listen, or did not reply, before the deadline for connecting.

@@ -126,6 +126,18 @@ pub enum State {
 }
 
 impl State {
+    /// All of them.
+    pub const ALL: [State; 8] = [
+        State::Ok,
+        State::Full,
+        State::ReceiverStopped,
+        State::SenderStopped,
+        State::ReceiverDied,
+        State::SenderDied,
+        State::NobodyReads,
+        State::Idle,
+    ];
+
     /// The state in words.
     pub fn words(self) -> &'static str {
         match self {
@@ -329,7 +341,7 @@ impl Observer {
                 Ok(channel) => found.channels.push(channel),
                 Err(error) if is_given => found
                     .unreadable
-                    .push(Unreadable { what: directory.display().to_string(), reason: error.to_string() }),
+                    .push(Unreadable { what: directory.display().to_string(), reason: reason(&directory, &error) }),
                 // A name in /proc that is no channel's, or in another namespace of mounts.
                 Err(_) => {}
             }
@@ -373,6 +385,19 @@ fn add_channels_below(
             Ok(()) => add_channels_below(&path, levels - 1, mounts, channels, unreadable),
             Err(reason) => unreadable.push(Unreadable { what: path.display().to_string(), reason }),
         }
+    }
+}
+
+/// Why a directory cannot be read, for an operator: the texts of the errors advise programs that open the channel.
+fn reason(directory: &Path, error: &crate::Error) -> String {
+    use crate::Error;
+    match error {
+        Error::NoChannel { .. } => "there is no such directory".to_owned(),
+        // Anything else than a channel lacks both.
+        Error::NotAChannel { .. } if !directory.join("channel").exists() && !directory.join("receiver").exists() => {
+            "it is no channel: its files `channel` and `receiver` are missing".to_owned()
+        }
+        error => error.to_string(),
     }
 }
 

@@ -40,7 +40,8 @@ pub struct ChannelArgs {
     pub wait: WaitArg,
     /// Size of the channel's memory, with K, M or G; a message has at most half of it less 32 bytes [default: 64M]
     ///
-    /// The smaller value of both sides applies; for path:DIR, that of the side which creates the channel.
+    /// For path:DIR, the side that creates the channel sets it. By another name the sender sets it, and `recv`, `flush`
+    /// and `record` refuse the option: they limit all senders together by --memory.
     #[arg(long, value_name = "BYTES", value_parser = crate::bytes)]
     pub capacity: Option<u64>,
     /// Permission bits of the directory path:DIR, which restrict its users [default: 700]

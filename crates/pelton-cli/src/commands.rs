@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod flush;
 pub mod info;
 pub mod ls;
+pub mod metrics;
 pub mod ping;
 pub mod record;
 pub mod recover;

@@ -56,6 +56,20 @@ impl Failure {
     pub fn system(what: impl Display, error: impl Into<io::Error>) -> Failure {
         Failure::System(format!("{what}: {}", error.into()))
     }
+
+    /// A record file that cannot be opened: bad input if its path is to blame, and not the system.
+    pub fn of_file(error: pelton::Error) -> Failure {
+        use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, PermissionDenied};
+        use pelton::Error::{File, NotARecordFile, System};
+        let is_input = match &error {
+            NotARecordFile { .. } => true,
+            System { error, .. } | File { error, .. } => {
+                matches!(error.kind(), NotFound | PermissionDenied | IsADirectory | NotADirectory)
+            }
+            _ => false,
+        };
+        if is_input { Failure::Input(error.to_string()) } else { error.into() }
+    }
 }
 
 impl From<pelton::Error> for Failure {

@@ -1,9 +1,10 @@
-//! `pelton`, the command-line tool: the definition of its command line, and the exit codes that its commands share.
+//! `pelton`, the command-line tool: the definition of its command line.
 //!
 //! `commands` has a file for each command. Beside it: `channel`, the options and the opening of `send`, `recv` and
 //! `flush`; `observed`, the channels that `ls`, `stat`, `top` and `doctor` show; `frame`, messages in a stream;
 //! `output`, standard output; `report`, the object of `--json`; `process`, a command that runs beside an event loop;
-//! `notify`, messages to systemd; `failure`, why a command failed; `signals`, `progress`, `descriptors`.
+//! `notify`, messages to systemd; `failure`, why a command failed; `exit_codes`, their table; `signals`, `progress`,
+//! `descriptors`.
 //!
 //! It is a library so that `examples/manual.rs` has the command line's definition, and so that the demo and the crash
 //! test share the public modules. It is no interface for other programs.
@@ -11,6 +12,7 @@
 mod channel;
 mod commands;
 mod descriptors;
+mod exit_codes;
 pub mod failure;
 pub mod frame;
 mod notify;
@@ -21,38 +23,16 @@ pub mod progress;
 mod report;
 pub mod signals;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use commands::{
-    call, cat, conform, cp, doctor, flush, info, ls, ping, record, recover, recv, replay, rm, run, send, serve, stat,
-    tail, top,
+    call, cat, conform, cp, doctor, flush, info, ls, metrics, ping, record, recover, recv, replay, rm, run, send,
+    serve, stat, tail, top,
 };
 use std::{process::ExitCode, time::Duration};
 
-/// The exit codes in `--help`; `Failure::code` assigns them.
-const EXIT_CODES: &str = "\
-Exit codes:
-    0  done
-    1  the other side died or left with messages unreleased (standard error gives
-       the number); cat: a file's end is torn, or --verify found gaps; conform and
-       doctor: a check failed; doctor --channel: something is wrong with it
-    2  usage or bad input
-    3  refused: the name is taken or unusable, the other side may not connect, or
-       path:DIR is no channel, has that side already, or predates the last reboot;
-       stat, doctor: there is no such channel
-    4  timed out: the other side did not appear, or the reply did not arrive, in
-       time; info: nobody listens now
-    5  the system failed: disk full, no memory, a corrupt channel or file
-    6  call: the service failed the call (standard error has its code and text),
-       or dropped it without a reply
-  129  hung up (SIGHUP): the channel was closed as for SIGINT; a SIGHUP ignored
-       at the start, as by nohup, stays ignored
-  130  interrupted (SIGINT): the channel was closed, the other side notified
-  141  the reader of standard output closed it, as `head` does
-  143  terminated (SIGTERM): the channel was closed as for SIGINT";
-
 /// Messages at memory speed between the processes of one machine
 #[derive(Parser)]
-#[command(name = "pelton", version, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "pelton", version, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -61,64 +41,52 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Read standard input and send each frame of it as a message
-    #[command(after_help = EXIT_CODES)]
     Send(send::SendArgs),
     /// Receive messages and write each as a frame to standard output
-    #[command(after_help = EXIT_CODES)]
     Recv(recv::RecvArgs),
     /// Receive messages and write each to a record file once, also after a kill and a restart
-    #[command(after_help = EXIT_CODES)]
     Flush(flush::FlushArgs),
     /// Receive messages and write each to a record file, with the time at which it arrived
-    #[command(after_help = EXIT_CODES)]
     Record(record::RecordArgs),
     /// Send the messages of record files at the recorded pace, or at another
-    #[command(after_help = EXIT_CODES)]
     Replay(replay::ReplayArgs),
     /// Write the messages of record files to standard output, or check them
-    #[command(after_help = EXIT_CODES)]
     Cat(cat::CatArgs),
     /// Copy a file, in the kernel if possible; the copy gets its name once complete
-    #[command(after_help = EXIT_CODES)]
     Cp(cp::CpArgs),
     /// Call a service, and write its reply to standard output
-    #[command(after_help = EXIT_CODES)]
     Call(call::CallArgs),
     /// Answer calls by a command: a process per call, or one co-process
-    #[command(after_help = EXIT_CODES)]
     Serve(serve::ServeArgs),
     /// Keep a service running, in any language: start it, start it again after its end, replace it on SIGHUP
-    #[command(after_help = EXIT_CODES)]
     Run(run::RunArgs),
     /// Call a service repeatedly, and measure the round trips
-    #[command(after_help = EXIT_CODES)]
     Ping(ping::PingArgs),
     /// Print the messages of a channel as they pass, without being its receiver; changes nothing
-    #[command(after_help = EXIT_CODES)]
+    ///
+    /// Each line has the time of reading in UTC, LANE:NUMBER, and the message. A message without a mark is whole. A `?`
+    /// behind the number says that this is not proven: the receiver had released the message before it was copied. The
+    /// sender had sent nothing since, so it is whole, unless the sender was just then writing the next message there.
+    /// `N missed` counts messages that may have been overwritten before they were copied: raise --load to miss fewer.
     Tail(tail::TailArgs),
     /// List all channels and services: their processes, and what waits in them; changes nothing
-    #[command(after_help = EXIT_CODES)]
     Ls(ls::LsArgs),
     /// Show one channel in full, with its rates; changes nothing
-    #[command(after_help = EXIT_CODES)]
+    #[command(long_about = stat::ABOUT)]
     Stat(stat::StatArgs),
     /// Show all channels live: rates, backlogs, states; F1 shows the keys; changes nothing
-    #[command(after_help = EXIT_CODES)]
     Top(top::TopArgs),
+    /// Print the numbers of all channels for Prometheus and OpenMetrics, or serve them; changes nothing
+    Metrics(metrics::MetricsArgs),
     /// Check what this machine and user can do; with --channel, say what is wrong with a channel
-    #[command(after_help = EXIT_CODES)]
     Doctor(doctor::DoctorArgs),
     /// Show which processes use a channel and which messages wait in it; changes nothing
-    #[command(after_help = EXIT_CODES)]
     Info(info::InfoArgs),
     /// Check a channel in a directory that no process uses; with --repair, repair it
-    #[command(after_help = EXIT_CODES)]
     Recover(recover::RecoverArgs),
     /// Remove a channel in a directory that no process uses, with the messages in it
-    #[command(after_help = EXIT_CODES)]
     Rm(rm::RmArgs),
     /// Check that programs in other languages exchange messages, calls and files with each other and with this one
-    #[command(after_help = EXIT_CODES)]
     Conform(conform::ConformArgs),
     /// The conformance driver of Rust
     #[command(hide = true)]
@@ -147,14 +115,20 @@ fn bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| "more bytes than 64 bits can count".to_string())
 }
 
-/// The definition of the command line.
+/// The definition of the command line. The help of each command ends with the exit codes that it has.
 pub fn command() -> clap::Command {
-    Cli::command()
+    let mut command = Cli::command().after_help(exit_codes::all());
+    let names: Vec<String> = command.get_subcommands().map(|command| command.get_name().to_owned()).collect();
+    for name in names {
+        command = command.mut_subcommand(&name, |command| command.after_help(exit_codes::of(&name)));
+    }
+    command
 }
 
 /// Does what the process's arguments say.
 pub fn run() -> ExitCode {
-    let done = match Cli::parse().command {
+    let cli = Cli::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit());
+    let done = match cli.command {
         Command::Send(args) => send::run(&args),
         Command::Recv(args) => recv::run(&args),
         Command::Flush(args) => flush::run(&args),
@@ -170,6 +144,7 @@ pub fn run() -> ExitCode {
         Command::Ls(args) => ls::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Metrics(args) => metrics::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Recover(args) => recover::run(&args),

@@ -1,11 +1,18 @@
 //! The channels of a running system, as `ls`, `stat`, `top` and `doctor` show them: what to observe, how numbers and
 //! texts are written, and the objects of `--json`.
 
-use crate::{channel::directory, descriptors, failure::printable};
+use crate::{
+    channel::directory,
+    descriptors,
+    failure::{Failure, printable},
+};
 use clap::Args;
 use pelton::observe::{Activity, Channel, Kind, Lane, Observer, Reading, Side, Unreadable, age};
 use serde_json::{Value, json};
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// The options that say where to look.
 #[derive(Args)]
@@ -17,12 +24,25 @@ pub struct Where {
 
 impl Where {
     /// An observer of these places. It keeps three descriptors of each lane: as many as the hard limit allows.
-    pub fn observer(&self) -> Observer {
+    ///
+    /// Fails for a root that is no directory of this user.
+    pub fn observer(&self) -> Result<Observer, Failure> {
         descriptors::raise_quietly();
         let mut observer = Observer::new();
-        self.root.iter().for_each(|root| observer.add_root(root));
-        observer
+        for root in &self.root {
+            if let Err(error) = std::fs::read_dir(root) {
+                let root = root.display();
+                return Err(Failure::Input(format!("--root {root}: {error}: want a directory to search")));
+            }
+            observer.add_root(root);
+        }
+        Ok(observer)
     }
+}
+
+/// A path as the observer names it, so that a channel that it finds twice is one.
+pub fn whole_path(path: &Path) -> PathBuf {
+    std::fs::canonicalize(path).or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
 }
 
 /// The channels of this name: a short name, unix:PATH, path:DIR, or a DIR with a slash.
@@ -30,8 +50,7 @@ pub fn named(observer: &mut Observer, name: &str) -> Vec<Channel> {
     let is_directory = name.starts_with("path:") || (name.contains('/') && !name.starts_with("unix:"));
     let name = match is_directory {
         true => {
-            let path = directory(name);
-            let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+            let path = whole_path(directory(name));
             observer.add_directory(&path);
             format!("path:{}", path.display())
         }
@@ -141,7 +160,7 @@ pub fn senders(channel: &Channel) -> String {
 }
 
 /// A number of things: `1 lane`, `2 lanes`.
-pub fn counted(number: usize, thing: &str) -> String {
+pub fn counted(number: u64, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 

@@ -322,6 +322,15 @@ func (c *Consumer) showCounters() {
 	*word64(c.memory.Consumer, consumerBytes) = c.bytes
 }
 
+// Counters returns what this consumer and its predecessors in the lane have counted.
+func (c *Consumer) Counters() Counters {
+	page := c.memory.Consumer
+	return Counters{
+		Messages: c.messages, Bytes: c.bytes, Waits: load64(page, consumerWaits),
+		Sleeps: load64(page, consumerSleeps), WakesSent: load64(page, consumerWakesSent),
+	}
+}
+
 // NoteRing is to be called before a ring of the producer.
 func (c *Consumer) NoteRing(ring LastRing) { storeLastRing(c.memory.Consumer, consumerLastRing, ring) }
 

@@ -63,6 +63,25 @@ const (
 )
 
 // Offsets in the pages, as spec/layout.md has them.
+// Counters are the statistics of one side of a lane.
+type Counters struct {
+	// Messages and Bytes were sent, or released; Bytes are those of the payloads.
+	Messages, Bytes uint64
+	// Waits found no space, or no message; in Sleeps of them the side slept.
+	Waits, Sleeps uint64
+	// WakesSent are the times that it woke the other side.
+	WakesSent uint64
+}
+
+// Add adds those of another lane.
+func (c *Counters) Add(other Counters) {
+	c.Messages += other.Messages
+	c.Bytes += other.Bytes
+	c.Waits += other.Waits
+	c.Sleeps += other.Sleeps
+	c.WakesSent += other.WakesSent
+}
+
 const (
 	producerCapacity   = 64
 	producerBytesMax   = 72

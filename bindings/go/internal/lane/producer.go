@@ -501,6 +501,15 @@ func (p *Producer) NeedsTimedWait() bool {
 	return p.sleeper.NeedsFencedWakers() && !p.IsConsumerFencing()
 }
 
+// Counters returns what this producer and its predecessors in the lane have counted.
+func (p *Producer) Counters() Counters {
+	page := p.memory.Producer
+	return Counters{
+		Messages: p.messages, Bytes: p.bytes, Waits: load64(page, producerWaits),
+		Sleeps: load64(page, producerSleeps), WakesSent: load64(page, producerWakesSent),
+	}
+}
+
 // CountWait counts a send that found no space and is going to wait.
 func (p *Producer) CountWait() { count(p.memory.Producer, producerWaits) }
 

@@ -78,12 +78,9 @@ pub fn run(args: &CatArgs) -> Result<(), Failure> {
     }
 }
 
-/// Opens a record file. Another kind of file is bad input.
+/// Opens a record file. Another kind of file, or none, is bad input.
 pub fn open(path: &Path) -> Result<RecordReader, Failure> {
-    RecordReader::open(path).map_err(|error| match error {
-        error @ Error::NotARecordFile { .. } => Failure::Input(error.to_string()),
-        error => error.into(),
-    })
+    RecordReader::open(path).map_err(Failure::of_file)
 }
 
 /// Counts of damaged places and of torn ends.

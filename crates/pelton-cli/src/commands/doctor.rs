@@ -349,7 +349,7 @@ fn clock() -> Check {
 }
 
 fn channel(name: &str, args: &DoctorArgs) -> Result<(), Failure> {
-    let mut channels = named(&mut args.place.observer(), name);
+    let mut channels = named(&mut args.place.observer()?, name);
     if channels.is_empty() {
         return Err(no_channel(name));
     }
@@ -384,7 +384,7 @@ fn channel(name: &str, args: &DoctorArgs) -> Result<(), Failure> {
     match problems {
         0 => Ok(()),
         // The lines on standard output are the text.
-        _ => Err(Failure::Peer(format!("{} with {name}", counted(problems, "problem")))),
+        _ => Err(Failure::Peer(format!("{} with {name}", counted(problems as u64, "problem")))),
     }
 }
 

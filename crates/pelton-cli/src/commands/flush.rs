@@ -174,7 +174,7 @@ impl WriteArgs {
         if let Some(interval) = self.sync_interval {
             options = options.sync_interval(interval);
         }
-        let file = options.open(path)?;
+        let file = options.open(path).map_err(Failure::of_file)?;
         if file.cut_bytes() > 0 {
             let (bytes, path) = (file.cut_bytes(), path.display());
             print_stderr(format!("removed {bytes} bytes of a torn write, by a killed writer, from the end of {path}"));

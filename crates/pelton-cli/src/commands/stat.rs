@@ -12,6 +12,18 @@ use pelton::observe::{Activity, Channel, Lane, Reading, Side};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
+/// The description in `--help`.
+pub const ABOUT: &str = "\
+Show one channel in full, with its rates; changes nothing
+
+The words of the text:
+  lane    what one sender writes and the receiver reads; each sender has its own
+  waits   messages that are sent, and not yet released by the receiver
+  waited  how often the side found nothing to do: the sender no space, the
+          receiver no message
+  slept   how often it slept then, after it had polled for a while
+  rang    how often it woke the other side from such a sleep";
+
 /// Options of `pelton stat`.
 #[derive(Args)]
 pub struct StatArgs {
@@ -29,7 +41,7 @@ pub struct StatArgs {
 
 /// Runs `pelton stat`.
 pub fn run(args: &StatArgs) -> Result<(), Failure> {
-    let mut channels = named(&mut args.place.observer(), &args.name);
+    let mut channels = named(&mut args.place.observer()?, &args.name);
     if channels.is_empty() {
         return Err(no_channel(&args.name));
     }
@@ -75,7 +87,7 @@ fn text(channel: &Channel, rates: &Rates<'_>) -> String {
         name_of(channel),
         channel.kind.word(),
         channel.state().words(),
-        counted(channel.lanes.len(), "lane"),
+        counted(channel.lanes.len() as u64, "lane"),
         short_age(channel),
         in_full(&channel.receiver)
     );
@@ -90,26 +102,28 @@ fn text(channel: &Channel, rates: &Rates<'_>) -> String {
         text += &format!("lane {}: sender: {}\n", lane.number, in_full(&lane.sender));
         text += &format!("  capacity  {} bytes, messages up to {message_bytes_max}\n", capacity);
         text += &format!(
-            "  waits     {waiting_messages} messages, {waiting_bytes} bytes, {}% of the lane{full}\n",
+            "  waits     {}, {}, {}% of the lane{full}\n",
+            counted(*waiting_messages, "message"),
+            counted(*waiting_bytes, "byte"),
             percent_of(&lane.reading)
         );
         text += &format!(
-            "  sent      {} messages, {} bytes; {}/s, {}B/s\n",
-            sent.messages,
-            sent.bytes,
+            "  sent      {}, {}; {}/s, {}B/s\n",
+            counted(sent.messages, "message"),
+            counted(sent.bytes, "byte"),
             per_second(|reading| reading.sent.messages),
             short_bytes(rates.of(lane, |reading| reading.sent.bytes) as u64)
         );
         text += &format!(
-            "  received  {} messages, {} bytes; {}/s, {}B/s\n",
-            received.messages,
-            received.bytes,
+            "  received  {}, {}; {}/s, {}B/s\n",
+            counted(received.messages, "message"),
+            counted(received.bytes, "byte"),
             per_second(|reading| reading.received.messages),
             short_bytes(rates.of(lane, |reading| reading.received.bytes) as u64)
         );
         text += &format!(
-            "  sender    waited {} times, slept {}, rang {}; {}, {}, {} per second\n",
-            sent.waits,
+            "  sender    waited {}, slept {}, rang {}; {}, {}, {} per second\n",
+            counted(sent.waits, "time"),
             sent.sleeps,
             sent.wakes_sent,
             per_second(|reading| reading.sent.waits),
@@ -117,8 +131,8 @@ fn text(channel: &Channel, rates: &Rates<'_>) -> String {
             per_second(|reading| reading.sent.wakes_sent)
         );
         text += &format!(
-            "  receiver  waited {} times, slept {}, rang {}; {}, {}, {} per second\n",
-            received.waits,
+            "  receiver  waited {}, slept {}, rang {}; {}, {}, {} per second\n",
+            counted(received.waits, "time"),
             received.sleeps,
             received.wakes_sent,
             per_second(|reading| reading.received.waits),

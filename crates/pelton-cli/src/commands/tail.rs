@@ -5,7 +5,9 @@
 //! slowing the sides down.
 
 use crate::{
+    commands::stat::no_channel,
     failure::{Failure, print_stderr, printable},
+    observed::{counted, named},
     output::{Output, json},
     signals::Signals,
 };
@@ -36,7 +38,7 @@ const ROW: usize = 16;
 /// Options of `pelton tail`.
 #[derive(Args)]
 pub struct TailArgs {
-    /// The channel: a short name, unix:PATH or path:DIR
+    /// The channel: a short name, unix:PATH, path:DIR, or a DIR with a slash
     name: String,
     /// How each message is printed; control characters are escaped
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
@@ -58,9 +60,9 @@ pub struct TailArgs {
     /// Use at most about this part of one processor, in percent; more shows more messages of a fast stream
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=100), default_value_t = 1)]
     load: u32,
-    /// How long to wait for the channel [default: 0]
-    #[arg(long, value_name = "SECONDS", value_parser = crate::seconds, default_value = "0", hide_default_value = true)]
-    timeout: Duration,
+    /// How long to wait for a channel that is not there yet [default: not at all]
+    #[arg(long, value_name = "SECONDS", value_parser = crate::seconds)]
+    timeout: Option<Duration>,
     /// Print one JSON object for each message, and for each number of missed messages
     #[arg(long, conflicts_with = "format")]
     json: bool,
@@ -194,12 +196,9 @@ struct TailLoop<'a> {
 pub fn run(args: &TailArgs) -> Result<(), Failure> {
     let signals = Signals::install()?;
     let output = Output::new()?;
-    let mut observer = Observer::new();
-    if let Some(directory) = args.name.strip_prefix("path:") {
-        observer.add_directory(directory);
-    }
-    let taps = Vec::new();
+    let (observer, taps) = (Observer::new(), Vec::new());
     let mut tail_loop = TailLoop { args, signals, output, observer, taps, missed: 0, shown: 0, unproven: 0 };
+    tail_loop.find()?;
     let done = tail_loop.all();
     let written = match done {
         Err(Failure::OutputClosed) => Ok(()),
@@ -208,7 +207,8 @@ pub fn run(args: &TailArgs) -> Result<(), Failure> {
     let missed = tail_loop.missed + tail_loop.taps.iter().map(|one| one.tap.missed()).sum::<u64>();
     let TailLoop { shown, unproven, .. } = tail_loop;
     if !matches!(done, Err(Failure::OutputClosed)) {
-        print_stderr(format!("{shown} messages printed, {unproven} of them not proven (?), {missed} missed"));
+        let printed = counted(shown, "message");
+        print_stderr(format!("{printed} printed, {unproven} of them not proven (?), {missed} missed"));
     }
     done.and(match written {
         // The signal that ended the command.
@@ -218,18 +218,27 @@ pub fn run(args: &TailArgs) -> Result<(), Failure> {
 }
 
 impl TailLoop<'_> {
-    fn all(&mut self) -> Result<(), Failure> {
-        let deadline = Instant::now() + self.args.timeout;
+    /// Waits for the channel.
+    fn find(&mut self) -> Result<(), Failure> {
+        let deadline = self.args.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         while !self.search(self.args.since_start)? {
-            if deadline <= Instant::now() {
-                let name = &self.args.name;
-                return Err(Failure::TimedOut(format!(
-                    "no channel `{name}` with a sender and a receiver was found: `pelton ls` lists the channels; wait \
-                     longer with --timeout"
-                )));
-            }
-            self.signals.poll([], Some(Duration::from_millis(50)))?;
+            let name = &self.args.name;
+            match (self.args.timeout, deadline) {
+                (None, _) => return Err(no_channel(name)),
+                (Some(timeout), Some(deadline)) if deadline <= Instant::now() => {
+                    return Err(Failure::TimedOut(format!(
+                        "no channel {name} with a sender and a receiver appeared within {} s: `pelton ls` lists those \
+                         there are",
+                        timeout.as_secs_f64()
+                    )));
+                }
+                _ => self.signals.poll([], Some(Duration::from_millis(50)))?,
+            };
         }
+        Ok(())
+    }
+
+    fn all(&mut self) -> Result<(), Failure> {
         let mut search_due = Instant::now() + SEARCH_INTERVAL;
         loop {
             let before = processor_time();
@@ -261,15 +270,7 @@ impl TailLoop<'_> {
     /// lanes that are gone. Returns whether the channel exists. A lane that is new since the last search is read from
     /// its oldest message.
     fn search(&mut self, since_start: bool) -> Result<bool, Failure> {
-        let found = self.observer.channels();
-        let wanted = match self.args.name.strip_prefix("path:") {
-            Some(directory) => {
-                let path = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.into());
-                format!("path:{}", path.display())
-            }
-            None => self.args.name.clone(),
-        };
-        let channels: Vec<_> = found.channels.iter().filter(|channel| channel.name == wanted).collect();
+        let channels = named(&mut self.observer, &self.args.name);
         let mut exists = false;
         let mut problem = None;
         let mut is_found = vec![false; self.taps.len()];

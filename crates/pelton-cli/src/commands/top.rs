@@ -51,7 +51,7 @@ pub fn run(args: &TopArgs) -> Result<(), Failure> {
     }
     // Those that it observes go first: on a busy machine it takes what they leave of the processors.
     let _ = rustix::process::nice(19);
-    let mut top = Top::new(args.place.observer());
+    let mut top = Top::new(args.place.observer()?);
     if args.json {
         let signals = Signals::install()?;
         loop {
@@ -345,6 +345,11 @@ impl Top {
         }
         match code {
             KeyCode::Char('q') | KeyCode::F(10) => return true,
+            // In the list, there is only the filter to leave.
+            KeyCode::Esc if self.view == View::List => {
+                self.filter.clear();
+                self.selected = 0;
+            }
             KeyCode::Esc => self.view = View::List,
             KeyCode::F(1) | KeyCode::Char('h' | '?') => self.view = View::Help,
             KeyCode::Char('Z' | ' ') => self.is_paused = !self.is_paused,

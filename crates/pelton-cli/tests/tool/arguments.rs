@@ -32,15 +32,39 @@ fn invalid_arguments_are_refused_with_2() {
 }
 
 #[test]
-fn the_help_of_each_command_lists_the_exit_codes() {
+fn the_help_of_each_command_has_its_own_exit_codes() {
     let dirs = test_dirs();
-    for arguments in [&["--help"][..], &["send", "--help"], &["recv", "--help"], &["conform", "--help"]] {
+    let help = |arguments: &[&str]| {
         let ended = dirs.run(arguments);
         ended.assert(0, &[]);
-        let help = String::from_utf8(ended.stdout).unwrap();
-        for words in ["Exit codes:", "130  interrupted", "143  terminated"] {
+        String::from_utf8(ended.stdout).unwrap()
+    };
+    for (arguments, present, absent) in [
+        (&["--help"][..], &["\n    6  call: the service failed", "\n  130  interrupted"][..], None),
+        (&["send", "--help"], &["\n    1  the other side died", "\n  143  terminated"], Some("\n    6  ")),
+        (&["recv", "--help"], &["\n    4  timed out", "\n  130  interrupted"], Some("\n    6  ")),
+        (&["call", "--help"], &["\n    6  the service failed the call"], Some("is torn")),
+        (&["ls", "--help"], &["\n    3  there is no such channel"], Some("\n  130  ")),
+        (&["conform", "--help"], &["\n    1  an exchange failed"], Some("\n    6  ")),
+    ] {
+        let help = help(arguments);
+        assert!(help.contains("\nExit codes:\n    0  done\n"), "{help}");
+        for words in present {
             assert!(help.contains(words), "{arguments:?}: `{words}` is missing in: {help}");
         }
+        assert!(absent.is_none_or(|words| !help.contains(words)), "{arguments:?}: `{absent:?}` is in: {help}");
         assert!(!help.contains("driver  "), "`driver` is an internal command: {help}");
+    }
+    // The words of the texts are explained. Where lines break depends on the terminal.
+    for (command, words) in [
+        ("stat", &["lane what", "waits messages", "waited how", "slept how", "rang how"][..]),
+        ("tail", &["`?` behind the number", "`N missed` counts"]),
+        ("recv", &["refuse the option"]),
+    ] {
+        let help = help(&[command, "--help"]);
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        for words in words {
+            assert!(help.contains(words), "{command}: {words}: {help}");
+        }
     }
 }

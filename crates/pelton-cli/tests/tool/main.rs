@@ -6,6 +6,7 @@ mod cat;
 mod conform;
 mod cp;
 mod flush;
+mod metrics;
 mod observed;
 mod path;
 mod ping;

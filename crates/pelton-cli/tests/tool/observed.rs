@@ -81,7 +81,49 @@ fn a_directory_without_processes_is_listed_below_a_root() {
         let queue = found["channels"].as_array().unwrap().iter().find(is_it).unwrap();
         assert_eq!((&queue["state"], &queue["waiting_messages"]), (&"nobody reads".into(), &2.into()));
     }
-    dirs.run(&["stat", "./queue", "--interval", "0"]).assert(0, &[]);
+    let stat = dirs.run(&["stat", "./queue", "--interval", "0"]);
+    stat.assert(0, &[]);
+    let text = String::from_utf8(stat.stdout).unwrap();
+    assert!(text.contains("; 1 lane;") && text.contains("sent      2 messages, 6 bytes;"), "{text}");
+    // A tail, by the same names, and by another way to the directory.
+    std::os::unix::fs::symlink("queue", dirs.path("work/link")).unwrap();
+    for name in ["path:queue", "./queue", "link/", "path:link"] {
+        let tail = dirs.run(&["tail", name, "--since-start", "-n", "1"]);
+        tail.assert(0, &["1 message printed"]);
+    }
+}
+
+#[test]
+fn a_directory_that_is_no_channel_is_an_error() {
+    let dirs = test_dirs();
+    std::fs::create_dir(dirs.path("work/other")).unwrap();
+    let mut sender = dirs.start(&["send", "path:queue"]);
+    sender.write(b"one\n");
+    sender.finish().assert(0, &[]);
+    for (directory, reason) in [("other", "it is no channel"), ("missing", "there is no such directory")] {
+        for json in [&[][..], &["--json"]] {
+            let ended = dirs.run(&[&["ls", "queue", directory], json].concat());
+            ended.assert(3, &[&format!("/work/{directory}: {reason}")]);
+            // The others are listed, and standard output has nothing else.
+            let text = String::from_utf8(ended.stdout).unwrap();
+            assert!(text.contains("/work/queue") && !text.contains(reason), "{text}");
+        }
+    }
+    for command in [&["ls"][..], &["stat", "name"], &["doctor", "--channel", "name"], &["top", "--json"]] {
+        let ended = dirs.run(&[command, &["--root", "missing"]].concat());
+        ended.assert(2, &["--root missing: ", "want a directory to search"]);
+        assert!(ended.stdout.is_empty(), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_pipe_gets_whole_names() {
+    let dirs = test_dirs();
+    let name = "a-name-that-is-much-longer-than-its-column-of-a-terminal";
+    let _channel = channel(&dirs, name);
+    let text = String::from_utf8(dirs.run(&["ls"]).stdout).unwrap();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+    assert!(line.contains(" pelton ") && line.ends_with(" ok"), "{text}");
 }
 
 #[test]
@@ -266,6 +308,21 @@ fn top_shows_channels_on_80_columns_and_follows_its_keys() {
     tmux.keys(&["Enter"]);
     let screen = tmux.wait_for(&["screen-two, connect", "LANE", "Esc Back", "messages/s, at most"]);
     assert!(screen.contains(&format!("receiver {} pelton", second.1.pid())), "{screen}");
+    // Escape leaves the channel first, and then the filter.
+    tmux.keys(&["Escape"]);
+    tmux.wait_for(&["only *SCREEN-TWO*", "F4 Filter"]);
+    tmux.keys(&["Escape"]);
+    let screen = tmux.wait_for(&["screen-one", "F4 Filter"]);
+    assert!(!screen.contains("only *"), "{screen}");
+    // A narrow window leaves columns out, not the name or the state.
+    tmux.run(&["resize-window", "-x", "44", "-y", "12"]);
+    let screen = tmux.wait_for(&["NAME", "MSG/S", "screen-one", "receiver stopped"]);
+    assert!(!screen.contains("SLP/S") && !screen.contains("KIND"), "{screen}");
+    tmux.keys(&["F4"]);
+    tmux.keys(&["screen-two", "Enter"]);
+    eventually("the filter applies", || !tmux.screen().contains("screen-one"));
+    tmux.keys(&["Enter"]);
+    tmux.wait_for(&["screen-two, connect"]);
     // A smaller terminal, and a larger one.
     for (width, height) in [("60", "12"), ("120", "40")] {
         tmux.run(&["resize-window", "-x", width, "-y", height]);

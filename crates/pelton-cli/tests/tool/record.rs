@@ -226,6 +226,8 @@ fn a_torn_end_is_left_out_and_other_files_are_refused() {
     assert_eq!(dirs.run(&["recv", &copy]).stdout, lines(10).into_bytes());
     dirs.file("other", &[b'x'; 100]);
     dirs.run(&["replay", "other", &copy]).assert(2, &["other"]);
-    dirs.run(&["replay", "missing", &copy]).assert(5, &["missing"]);
+    dirs.run(&["replay", "missing", &copy]).assert(2, &["missing"]);
+    dirs.run(&["replay", ".", &copy]).assert(2, &["regular file"]);
+    dirs.run(&["record", &copy, "missing/file"]).assert(2, &["missing"]);
     dirs.run(&["replay", "--speed", "0", "torn", &copy]).assert(2, &["0.000001"]);
 }

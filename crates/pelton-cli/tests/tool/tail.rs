@@ -173,12 +173,17 @@ fn hostile_content_is_escaped_and_formats_and_filters_apply() {
 #[test]
 fn a_channel_that_is_not_there_is_reported_and_one_that_ends_ends_the_tail() {
     let dirs = test_dirs();
-    dirs.run(&["tail", "nobody"]).assert(4, &["nobody", "pelton ls"]);
-    dirs.run(&["tail", &path(&dirs)]).assert(4, &["pelton ls"]);
+    for name in ["nobody", "./nobody", &path(&dirs)] {
+        for (options, code) in [(&[][..], 3), (&["--timeout", "0.1"], 4)] {
+            let ended = dirs.run(&[&["tail", name], options].concat());
+            ended.assert(code, &["pelton ls"]);
+            assert!(!ended.stderr.contains("printed"), "a summary of nothing: {}", ended.stderr);
+        }
+    }
     let channel = path(&dirs);
     send(&dirs, &channel, "one\n", &["--capacity", "64K"]);
     let tail = dirs.start(&["tail", &channel, "--since-start"]);
     assert!(tail.line().ends_with(" 0:1 one"));
     dirs.run(&["rm", &channel]).assert(0, &[]);
-    tail.finish().assert(0, &["1 messages printed"]);
+    tail.finish().assert(0, &["1 message printed"]);
 }

@@ -300,6 +300,35 @@ fn a_peer_killed_in_the_handshake_is_replaced_by_its_successor() {
     assert!(matches!(finish(&mut opening), Err(Error::HungUp)));
 }
 
+/// Programs that wait in slices, each with a deadline, continue after `TimedOut` alone. A service that begins to drain
+/// hangs up on those that connect just then, also at the end of a slice.
+#[test]
+fn a_peer_that_hangs_up_at_the_deadline_is_a_timeout() {
+    let raw = TestDir::new("a_peer_that_hangs_up_at_the_deadline_is_a_timeout");
+    let listener = raw_listen(&raw.socket());
+    let is_over = AtomicBool::new(false);
+    let other = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                readable(listener.as_fd());
+                drop(accept(&listener).unwrap());
+            }
+        });
+        let connect = |round| {
+            let now = Instant::now();
+            match round % 2 {
+                0 => Client::connect_with(&raw.name(), &Options::new().connect_deadline(now)).err().unwrap(),
+                _ => Options::new().connect_deadline(now).connect_sender(&raw.name()).err().unwrap(),
+            }
+        };
+        let other = (0..2000).map(connect).find(|error| !matches!(error, Error::TimedOut(_)));
+        is_over.store(true, Ordering::Relaxed);
+        connect(0);
+        other
+    });
+    assert!(other.is_none(), "{other:?}");
+}
+
 #[test]
 fn dropped_in_the_middle_it_leaves_no_descriptor() {
     let dir = TestDir::new("dropped_in_the_middle_it_leaves_no_descriptor");

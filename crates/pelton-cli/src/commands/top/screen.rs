@@ -18,8 +18,42 @@ const KEYS: &str = "F1 Help  F4 Filter  F6 Sort  I Invert  Z Pause  Enter Open  
 const KEYS_OF_CHANNEL: &str = "F1 Help  Z Pause  Esc Back  F10 Quit";
 /// Characters of a bar.
 const BAR: usize = 6;
-/// Characters of a row beside the name, with the spaces.
-const BESIDE_NAME: u16 = 8 + 5 + 6 + 5 + (BAR as u16 + 4) + 5 + 5 + 16 + 8;
+/// Characters that a name, or a sender, has before columns are left out for it.
+const NAME_MIN: u16 = 12;
+
+/// A column beside the name or the sender: its head and its width.
+struct Column(&'static str, u16);
+
+/// Their order, and the order in which a narrow window leaves them out. The name and the state always stay.
+const COLUMNS: [Column; 8] = [
+    Column("KIND", 8),
+    Column("MSG/S", 5),
+    Column("   B/S", 6),
+    Column("WAITS", 5),
+    Column("FULL", BAR as u16 + 4),
+    Column("SLP/S", 5),
+    Column("WAK/S", 5),
+    Column("STATE", 16),
+];
+const LEFT_OUT: [usize; 7] = [5, 6, 2, 0, 4, 3, 1];
+
+/// Which columns fit `width` beside the name, and how many characters they leave for it.
+fn fitting(width: u16, first: Option<usize>) -> ([bool; COLUMNS.len()], u16) {
+    let mut shown = [true; COLUMNS.len()];
+    if let Some(first) = first {
+        shown[first] = false;
+    }
+    let used = |shown: &[bool; COLUMNS.len()]| {
+        COLUMNS.iter().zip(shown).filter(|(_, shown)| **shown).map(|(Column(_, width), _)| width + 1).sum::<u16>()
+    };
+    for column in LEFT_OUT {
+        if used(&shown) + NAME_MIN <= width {
+            break;
+        }
+        shown[column] = false;
+    }
+    (shown, width.saturating_sub(used(&shown)))
+}
 
 const HELP: [&str; 16] = [
     "MSG/S, B/S   messages and bytes that the receiver releases per second",
@@ -29,7 +63,7 @@ const HELP: [&str; 16] = [
     "",
     "Up Down PgUp PgDn Home End j k   move the cursor",
     "Enter        open the channel: its lanes and its history; Esc closes it",
-    "F4 \\ F3 /    filter by a part of the name; Enter keeps it, Esc clears it",
+    "F4 \\ F3 /    filter by a part of the name; Enter keeps it, Esc clears it (also later)",
     "F6 > <       sort by the next, or the previous, column",
     "I            invert the order",
     "Z Space      pause, and go on",
@@ -75,7 +109,7 @@ fn headline(top: &Top) -> String {
     top.channels.iter().for_each(|shown| all.add(shown.past.rates));
     let mut text = format!(
         "pelton: {}, {}/s, {}B/s; by {}{}",
-        counted(listed.len(), "channel"),
+        counted(listed.len() as u64, "channel"),
         rate(all.messages),
         short_bytes(all.bytes as u64),
         top.sort.word(),
@@ -94,11 +128,10 @@ fn headline(top: &Top) -> String {
 }
 
 fn draw_list(top: &Top, frame: &mut Frame<'_>, area: Rect) {
-    let width = area.width.saturating_sub(BESIDE_NAME).into();
+    let (shown, width) = fitting(area.width, None);
     let rows = top.listed().into_iter().map(|Shown { channel, past }| {
         let rates = past.rates;
-        Row::new([
-            Line::raw(name_cell(&name_of(channel), width)),
+        let cells = [
             Line::raw(channel.kind.word()),
             right(rate(rates.messages)),
             right(short_bytes(rates.bytes as u64)),
@@ -107,25 +140,29 @@ fn draw_list(top: &Top, frame: &mut Frame<'_>, area: Rect) {
             right(rate(rates.sleeps)),
             right(rate(rates.wakes)),
             Line::from(Span::styled(channel.state().words(), colour(top, channel.state()))),
-        ])
+        ];
+        (Line::raw(name_cell(&name_of(channel), width.into())), cells)
     });
-    let widths = [
-        Constraint::Fill(1),
-        Constraint::Length(8),
-        Constraint::Length(5),
-        Constraint::Length(6),
-        Constraint::Length(5),
-        Constraint::Length(BAR as u16 + 4),
-        Constraint::Length(5),
-        Constraint::Length(5),
-        Constraint::Length(16),
-    ];
-    let head = ["NAME", "KIND", "MSG/S", "   B/S", "WAITS", "FULL", "SLP/S", "WAK/S", "STATE"];
-    let table = Table::new(rows, widths)
-        .header(Row::new(head).style(Style::new().add_modifier(Modifier::REVERSED)))
-        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let table = table("NAME", width, shown, rows).row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
     let mut state = TableState::new().with_selected(Some(top.selected));
     frame.render_stateful_widget(table, area, &mut state);
+}
+
+/// A table of the columns that are shown.
+fn table<'a>(
+    first: &'static str,
+    width: u16,
+    shown: [bool; COLUMNS.len()],
+    rows: impl Iterator<Item = (Line<'a>, [Line<'a>; COLUMNS.len()])>,
+) -> Table<'a> {
+    let columns = || COLUMNS.iter().zip(shown).filter(|(_, shown)| *shown).map(|(column, _)| column);
+    let rows = rows.map(|(first, cells)| {
+        let cells = cells.into_iter().zip(shown).filter(|(_, shown)| *shown).map(|(cell, _)| cell);
+        Row::new([first].into_iter().chain(cells))
+    });
+    let widths = [width].into_iter().chain(columns().map(|Column(_, width)| *width)).map(Constraint::Length);
+    let head = [first].into_iter().chain(columns().map(|Column(head, _)| *head));
+    Table::new(rows, widths).header(Row::new(head).style(Style::new().add_modifier(Modifier::REVERSED)))
 }
 
 fn draw_channel(top: &Top, Shown { channel, past }: &Shown, frame: &mut Frame<'_>, area: Rect) {
@@ -166,6 +203,8 @@ fn draw_channel(top: &Top, Shown { channel, past }: &Shown, frame: &mut Frame<'_
     let most = shown.iter().max().copied().unwrap_or(0);
     frame.render_widget(Paragraph::new(format!("messages/s, at most {} here", short(most))), title);
     frame.render_widget(Sparkline::default().data(shown.iter().copied()), line);
+    // All lanes are of the channel's kind.
+    let (shown, width) = fitting(lanes.width, Some(0));
     let rows = channel.lanes.iter().map(|lane| {
         let rates = past.rates_of_lanes.get(lane.number as usize).copied().unwrap_or_default();
         let state = match lane.sender.activity {
@@ -175,9 +214,8 @@ fn draw_channel(top: &Top, Shown { channel, past }: &Shown, frame: &mut Frame<'_
             Activity::Alive => State::Ok.words(),
             _ => "",
         };
-        Row::new([
-            right(lane.number.to_string()),
-            Line::raw(side(&lane.sender)),
+        let cells = [
+            Line::default(),
             right(rate(rates.messages)),
             right(short_bytes(rates.bytes as u64)),
             right(short(lane.reading.waiting_messages)),
@@ -185,22 +223,10 @@ fn draw_channel(top: &Top, Shown { channel, past }: &Shown, frame: &mut Frame<'_
             right(rate(rates.sleeps)),
             right(rate(rates.wakes)),
             Line::raw(state),
-        ])
+        ];
+        (Line::raw(format!("{:>4} {}", lane.number, side(&lane.sender))), cells)
     });
-    let widths = [
-        Constraint::Length(4),
-        Constraint::Fill(1),
-        Constraint::Length(5),
-        Constraint::Length(6),
-        Constraint::Length(5),
-        Constraint::Length(BAR as u16 + 4),
-        Constraint::Length(5),
-        Constraint::Length(5),
-        Constraint::Length(14),
-    ];
-    let head = ["LANE", "SENDER", "MSG/S", "   B/S", "WAITS", "FULL", "SLP/S", "WAK/S", "STATE"];
-    let table = Table::new(rows, widths).header(Row::new(head).style(Style::new().add_modifier(Modifier::REVERSED)));
-    frame.render_widget(table, lanes);
+    frame.render_widget(table("LANE SENDER", width, shown, rows), lanes);
 }
 
 fn right(text: String) -> Line<'static> {
@@ -219,5 +245,29 @@ fn colour(top: &Top, state: State) -> Style {
         State::Ok | State::Idle => Style::new(),
         State::Full | State::SenderStopped => Style::new().fg(Color::Yellow),
         _ => Style::new().fg(Color::Red),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_narrow_window_keeps_the_name_and_the_state() {
+        let heads = |width| {
+            let (shown, left) = fitting(width, None);
+            let heads = COLUMNS.iter().zip(shown).filter(|(_, shown)| *shown).map(|(Column(head, _), _)| head.trim());
+            (heads.collect::<Vec<_>>(), left)
+        };
+        assert_eq!(heads(80).0.len(), COLUMNS.len(), "80 columns are enough for all");
+        assert_eq!(heads(70).0, ["KIND", "MSG/S", "B/S", "WAITS", "FULL", "WAK/S", "STATE"]);
+        assert_eq!(heads(50).0, ["MSG/S", "WAITS", "FULL", "STATE"].map(|head| head));
+        assert_eq!(heads(29), (vec!["STATE"], 12));
+        // Never wider than the window.
+        for width in 0..200 {
+            let (heads, left) = heads(width);
+            assert_eq!(heads.last(), Some(&"STATE"));
+            assert!(width < 17 || left >= 1.min(width - 17), "{width}: {left}");
+        }
     }
 }

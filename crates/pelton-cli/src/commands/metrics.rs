@@ -1,0 +1,383 @@
+//! `pelton metrics`: the numbers of all channels in the text format of OpenMetrics, printed once or served.
+//!
+//! The channels are found and read at each scrape, and nothing runs in between. A series has the channel's name and
+//! kind as labels, never a process or a lane, so their number is bounded: `--channels-max`.
+
+mod http;
+
+use crate::{
+    failure::Failure,
+    notify::{self, notify},
+    observed::{Where, name_of},
+    output::print,
+    signals::Signals,
+};
+use clap::{Args, ValueEnum};
+use pelton::observe::{Channel, FileIds, Found, Observer, Reading, State};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric, text},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    registry::{Registry, Unit},
+};
+use std::{
+    collections::BTreeMap,
+    io::ErrorKind,
+    net::{SocketAddr, TcpListener},
+    time::Instant,
+};
+
+/// Options of `pelton metrics`.
+#[derive(Args)]
+pub struct MetricsArgs {
+    /// Serve them at http://ADDRESS/metrics until interrupted [without an ADDRESS: 127.0.0.1:9464]
+    ///
+    /// ADDRESS is an IP address and a port; with port 0 the system chooses one. Every user who can connect there can read them, among them the names of channels.
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1:9464")]
+    listen: Option<SocketAddr>,
+    /// The format on standard output. Over HTTP the client chooses
+    #[arg(long, value_enum, default_value_t = Format::Openmetrics, conflicts_with = "listen")]
+    format: Format,
+    /// Have series for at most this number of channels; `pelton_channels_omitted` counts the others
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    channels_max: usize,
+    #[command(flatten)]
+    place: Where,
+}
+
+/// A text format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// OpenMetrics 1.0
+    Openmetrics,
+    /// The text format of Prometheus 0.0.4, for files of node_exporter's textfile collector
+    Text,
+}
+
+/// Runs `pelton metrics`.
+pub fn run(args: &MetricsArgs) -> Result<(), Failure> {
+    let mut exporter = Exporter { observer: args.place.observer()?, totals: BTreeMap::new(), most: args.channels_max };
+    let Some(address) = args.listen else { return print(exporter.scrape(args.format)) };
+    let signals = Signals::install()?;
+    let listener = TcpListener::bind(address).map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable | ErrorKind::PermissionDenied => {
+            Failure::Refused(format!("--listen {address}: {error}: choose another address or port"))
+        }
+        _ => Failure::system(format!("listening at {address}"), error),
+    })?;
+    // The port too, if it was 0.
+    let address = listener.local_addr().map_err(|error| Failure::system("the listening socket", error))?;
+    print(format!("http://{address}/metrics\n"))?;
+    notify(notify::READY);
+    http::serve(&listener, &signals, |format| exporter.scrape(format))
+}
+
+/// A counter: its series in each channel, with the label `side` if there are two.
+struct Counter {
+    name: &'static str,
+    help: &'static str,
+    unit: Option<Unit>,
+    series: &'static [(&'static str, fn(&Reading) -> u64)],
+}
+
+const COUNTERS: [Counter; 7] = [
+    Counter {
+        name: "sent_messages",
+        help: "Messages sent",
+        unit: None,
+        series: &[("", |reading| reading.sent.messages)],
+    },
+    Counter {
+        name: "sent",
+        help: "Bytes of the payloads of messages sent",
+        unit: Some(Unit::Bytes),
+        series: &[("", |reading| reading.sent.bytes)],
+    },
+    Counter {
+        name: "received_messages",
+        help: "Messages that the receiver has released",
+        unit: None,
+        series: &[("", |reading| reading.received.messages)],
+    },
+    Counter {
+        name: "received",
+        help: "Bytes of the payloads of messages that the receiver has released",
+        unit: Some(Unit::Bytes),
+        series: &[("", |reading| reading.received.bytes)],
+    },
+    Counter {
+        name: "waits",
+        help: "Waits of a side: of senders for space, of the receiver for messages",
+        unit: None,
+        series: &[("sender", |reading| reading.sent.waits), ("receiver", |reading| reading.received.waits)],
+    },
+    Counter {
+        name: "sleeps",
+        help: "Waits of a side in which it slept, after polling",
+        unit: None,
+        series: &[("sender", |reading| reading.sent.sleeps), ("receiver", |reading| reading.received.sleeps)],
+    },
+    Counter {
+        name: "wakes",
+        help: "Rings of a side that woke the other one",
+        unit: None,
+        series: &[("sender", |reading| reading.sent.wakes_sent), ("receiver", |reading| reading.received.wakes_sent)],
+    },
+];
+
+/// Series of counters in each channel.
+const SERIES: usize = 10;
+
+fn counted(reading: &Reading) -> [u64; SERIES] {
+    let mut values = COUNTERS.iter().flat_map(|counter| counter.series).map(|(_, of)| of(reading));
+    std::array::from_fn(|_| values.next().expect("as many series as SERIES"))
+}
+
+/// Counts of one lane at the last scrape.
+struct LaneCounts {
+    files: FileIds,
+    counts: [u64; SERIES],
+}
+
+/// Counts of a channel since it was first seen. They only grow, also if a lane leaves.
+#[derive(Default)]
+struct Totals {
+    counts: [u64; SERIES],
+    lanes: Vec<LaneCounts>,
+}
+
+impl Totals {
+    /// Adds what its lanes have counted since the last scrape.
+    fn add(&mut self, readings: impl Iterator<Item = (FileIds, [u64; SERIES])>) {
+        let mut before = std::mem::take(&mut self.lanes);
+        for (files, mut counts) in readings {
+            let same = before.iter().position(|lane| lane.files.is_same_lane(&files));
+            let last = same.map(|index| before.swap_remove(index));
+            for (at, now) in counts.iter_mut().enumerate() {
+                let last_count = last.as_ref().map_or(0, |lane| lane.counts[at]);
+                let grown = match now.checked_sub(last_count) {
+                    Some(grown) => grown,
+                    // A successor brought a page of its own, which counts anew.
+                    None if last.as_ref().is_some_and(|lane| lane.files != files) => *now,
+                    // A received count is an estimate while the receiver works.
+                    None => {
+                        *now = last_count;
+                        0
+                    }
+                };
+                self.counts[at] = self.counts[at].saturating_add(grown);
+            }
+            self.lanes.push(LaneCounts { files, counts });
+        }
+    }
+}
+
+/// The labels that each series of a channel has. Channels that share them, as the services of a name, are one.
+type Labels = (String, &'static str);
+
+struct Exporter {
+    observer: Observer,
+    totals: BTreeMap<Labels, Totals>,
+    most: usize,
+}
+
+impl Exporter {
+    fn scrape(&mut self, format: Format) -> String {
+        let began = Instant::now();
+        let found = self.observer.channels();
+        let mut snapshot = self.snapshot(&found);
+        snapshot.seconds = began.elapsed().as_secs_f64();
+        let mut registry = Registry::with_prefix("pelton");
+        registry.register_collector(Box::new(snapshot));
+        let mut text = String::new();
+        text::encode(&mut text, &registry).expect("a String takes any text");
+        match format {
+            Format::Openmetrics => text,
+            Format::Text => as_prometheus(&text),
+        }
+    }
+
+    fn snapshot(&mut self, found: &Found) -> Snapshot {
+        let mut channels: BTreeMap<Labels, Vec<&Channel>> = BTreeMap::new();
+        let mut states = BTreeMap::from(State::ALL.map(|state| (state.words(), 0)));
+        for channel in &found.channels {
+            channels.entry((name_of(channel), channel.kind.word())).or_default().push(channel);
+            *states.entry(channel.state().words()).or_default() += 1;
+        }
+        let omitted = channels.len().saturating_sub(self.most);
+        if omitted > 0 {
+            // Those of the last scrape stay, so that series do not come and go.
+            let mut names: Vec<_> = channels.keys().map(|labels| (!self.totals.contains_key(labels), labels)).collect();
+            names.sort();
+            let names: Vec<Labels> = names.into_iter().skip(self.most).map(|(_, labels)| labels.clone()).collect();
+            names.iter().for_each(|labels| _ = channels.remove(labels));
+        }
+        self.totals.retain(|labels, _| channels.contains_key(labels));
+        let series = channels.into_iter().map(|(labels, channels)| {
+            let lanes = || channels.iter().flat_map(|channel| &channel.lanes);
+            let totals = self.totals.entry(labels.clone()).or_default();
+            totals.add(lanes().filter_map(|lane| Some((lane.file_ids().ok()?, counted(&lane.reading)))));
+            let sum =
+                |of: fn(&Channel) -> u64| channels.iter().fold(0, |sum: u64, channel| sum.saturating_add(of(channel)));
+            let full = lanes().map(|lane| lane.reading.waiting_bytes as f64 / lane.reading.capacity.max(1) as f64);
+            // Of several, the one that is not well.
+            let states = channels.iter().map(|channel| channel.state());
+            Series {
+                counts: totals.counts,
+                lanes: lanes().count() as u64,
+                capacity: sum(Channel::capacity),
+                waiting_messages: sum(Channel::waiting_messages),
+                waiting_bytes: sum(Channel::waiting_bytes),
+                full: full.fold(0.0, f64::max).min(1.0),
+                state: states.max_by_key(|state| !matches!(state, State::Ok | State::Idle)).map_or("", State::words),
+                labels,
+            }
+        });
+        let series = series.collect();
+        Snapshot { states, series, omitted, unreadable: found.unreadable.len(), seconds: 0.0 }
+    }
+}
+
+/// The numbers of one channel.
+#[derive(Debug)]
+struct Series {
+    labels: Labels,
+    counts: [u64; SERIES],
+    lanes: u64,
+    capacity: u64,
+    waiting_messages: u64,
+    waiting_bytes: u64,
+    full: f64,
+    state: &'static str,
+}
+
+/// The numbers of one scrape.
+#[derive(Debug)]
+struct Snapshot {
+    states: BTreeMap<&'static str, u64>,
+    series: Vec<Series>,
+    omitted: usize,
+    unreadable: usize,
+    seconds: f64,
+}
+
+impl Series {
+    fn labels<'a>(&'a self, more: &'a [(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+        [("channel", &*self.labels.0), ("kind", self.labels.1)].into_iter().chain(more.iter().copied()).collect()
+    }
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> std::fmt::Result {
+        let gauge = MetricType::Gauge;
+        let mut family = encoder.encode_descriptor("channels", "Channels and services by state", None, gauge)?;
+        for (state, count) in &self.states {
+            ConstGauge::new(*count).encode(family.encode_family(&[("state", *state)])?)?;
+        }
+        for (name, help, value) in [
+            ("channels_omitted", "Channels above --channels-max, which have no series", self.omitted),
+            ("unreadable", "Processes, files and directories that could not be read: see pelton ls", self.unreadable),
+        ] {
+            ConstGauge::new(value as u64).encode(encoder.encode_descriptor(name, help, None, gauge)?)?;
+        }
+        let help = "Time that finding and reading the channels took";
+        let family = encoder.encode_descriptor("scrape_duration", help, Some(&Unit::Seconds), gauge)?;
+        ConstGauge::new(self.seconds).encode(family)?;
+        let mut first = 0;
+        for Counter { name, help, unit, series } in &COUNTERS {
+            let mut family = encoder.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
+            for of in &self.series {
+                for (at, (side, _)) in series.iter().enumerate() {
+                    let label = [("side", *side)];
+                    let labels = of.labels(if side.is_empty() { &[] } else { &label });
+                    ConstCounter::new(of.counts[first + at]).encode(family.encode_family(&labels)?)?;
+                }
+            }
+            first += series.len();
+        }
+        let gauges: [(&str, &str, Option<Unit>, fn(&Series) -> f64); 5] = [
+            ("lanes", "Lanes: one for each sender", None, |of| of.lanes as f64),
+            ("capacity", "Bytes that its lanes can hold", Some(Unit::Bytes), |of| of.capacity as f64),
+            ("waiting_messages", "Messages that are sent and not released", None, |of| of.waiting_messages as f64),
+            ("waiting", "Bytes of the lanes that these occupy", Some(Unit::Bytes), |of| of.waiting_bytes as f64),
+            ("full", "How full the fullest lane is, 0 to 1", Some(Unit::Other("ratio".to_owned())), |of| of.full),
+        ];
+        for (name, help, unit, value) in gauges {
+            let mut family = encoder.encode_descriptor(name, help, unit.as_ref(), gauge)?;
+            for of in &self.series {
+                ConstGauge::new(value(of)).encode(family.encode_family(&of.labels(&[]))?)?;
+            }
+        }
+        let help = "1 for the state that the channel is in";
+        let mut family = encoder.encode_descriptor("channel_state", help, None, gauge)?;
+        for of in &self.series {
+            let state = [("state", of.state)];
+            ConstGauge::new(1u64).encode(family.encode_family(&of.labels(&state))?)?;
+        }
+        Ok(())
+    }
+}
+
+/// The older format of Prometheus: there a counter's description has the name of its samples, and units and an end mark
+/// are comments without a meaning.
+fn as_prometheus(text: &str) -> String {
+    let is_counter = |name: &str| text.contains(&format!("# TYPE {name} counter\n"));
+    let mut lines = String::with_capacity(text.len());
+    for line in text.lines() {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        match words[..] {
+            ["#", word @ ("HELP" | "TYPE"), name, rest] if is_counter(name) => {
+                lines += &format!("# {word} {name}_total {rest}\n");
+            }
+            ["#", "UNIT", ..] | ["#", "EOF"] => {}
+            _ => lines += &format!("{line}\n"),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(count: usize) -> Vec<FileIds> {
+        // Lanes of path channels, whose files are their own.
+        let directory = tempfile::tempdir().unwrap();
+        let mut observer = Observer::new();
+        for number in 0..count {
+            let path = directory.path().join(number.to_string());
+            let mut sender = pelton::Options::new().capacity(1 << 16).create_sender(&path).unwrap();
+            sender.send(b"hello").unwrap();
+            observer.add_directory(path);
+        }
+        let found = observer.channels();
+        let own = |channel: &&Channel| channel.name.contains(directory.path().to_str().unwrap());
+        found.channels.iter().filter(own).map(|channel| channel.lanes[0].file_ids().unwrap()).collect()
+    }
+
+    #[test]
+    fn totals_grow_while_lanes_come_and_go() {
+        let files = files(2);
+        let mut totals = Totals::default();
+        let counts = |count| [count; SERIES];
+        let mut add = |lanes: &[(usize, u64)]| {
+            totals.add(lanes.iter().map(|(lane, count)| (files[*lane], counts(*count))));
+            totals.counts[0]
+        };
+        assert_eq!(add(&[(0, 10), (1, 5)]), 15);
+        assert_eq!(add(&[(0, 12), (1, 5)]), 17);
+        // A lane leaves; a plain sum would fall, which Prometheus takes for a restart.
+        assert_eq!(add(&[(1, 6)]), 18);
+        // An estimate that was too large is not counted twice.
+        assert_eq!(add(&[(1, 4)]), 18);
+        assert_eq!(add(&[(1, 7)]), 19);
+    }
+
+    #[test]
+    fn the_older_format_names_counters_by_their_samples() {
+        let text =
+            "# HELP a Bytes.\n# TYPE a counter\n# UNIT a bytes\na_total 1\n# HELP b B.\n# TYPE b gauge\nb 2\n# EOF\n";
+        let older = "# HELP a_total Bytes.\n# TYPE a_total counter\na_total 1\n# HELP b B.\n# TYPE b gauge\nb 2\n";
+        assert_eq!(as_prometheus(text), older);
+    }
+}

@@ -1,0 +1,167 @@
+//! Serves one text by HTTP to whatever scrapes it: a few connections side by side in this thread, each with a deadline,
+//! each for one request.
+
+use super::Format;
+use crate::{failure::Failure, signals::Signals};
+use rustix::event::PollFlags;
+use std::{
+    io::{ErrorKind, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    os::fd::AsFd as _,
+    time::{Duration, Instant},
+};
+
+/// How long a client may take for its request and the response. A guess: a scrape has 10 s by default.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Clients at a time; the others wait in the listener's queue.
+const CLIENTS_MAX: usize = 32;
+/// The largest request. It has no body.
+const REQUEST_BYTES_MAX: usize = 8 << 10;
+/// Headers of a request.
+const HEADERS_MAX: usize = 64;
+
+struct Client {
+    stream: TcpStream,
+    until: Instant,
+    request: Vec<u8>,
+    /// What is left to write, once the request is read.
+    response: Option<Vec<u8>>,
+}
+
+/// Serves until a signal, which is the result. `scrape` makes the text.
+pub fn serve(
+    listener: &TcpListener,
+    signals: &Signals,
+    mut scrape: impl FnMut(Format) -> String,
+) -> Result<(), Failure> {
+    listener.set_nonblocking(true).map_err(|error| Failure::system("the listening socket", error))?;
+    let mut clients: Vec<Client> = Vec::new();
+    loop {
+        let now = Instant::now();
+        clients.retain(|client| client.until > now);
+        let timeout = clients.iter().map(|client| client.until - now).min();
+        // At the limit, the listener is not polled.
+        let accepting = if clients.len() < CLIENTS_MAX { PollFlags::IN } else { PollFlags::empty() };
+        let waits = clients.iter().map(|client| {
+            let events = if client.response.is_some() { PollFlags::OUT } else { PollFlags::IN };
+            (client.stream.as_fd(), events)
+        });
+        let ready = signals.poll_all([(listener.as_fd(), accepting)].into_iter().chain(waits), timeout)?;
+        let mut is_ready = ready[1..].iter();
+        clients.retain_mut(|client| !is_ready.next().expect("one for each") || client.go_on(&mut scrape));
+        if ready[0] {
+            // A client that has left in the meantime, or too few descriptors: the next round tries again.
+            match listener.accept() {
+                Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
+                    let until = Instant::now() + CLIENT_TIMEOUT;
+                    clients.push(Client { stream, until, request: Vec::new(), response: None });
+                }
+                Err(error) if error.kind() != ErrorKind::WouldBlock => {
+                    signals.poll([], Some(Duration::from_millis(50)))?;
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Client {
+    /// Reads or writes what is possible now. Returns whether there is more to do.
+    fn go_on(&mut self, scrape: &mut impl FnMut(Format) -> String) -> bool {
+        let done = match self.response {
+            None => self.read(scrape),
+            Some(_) => self.write(),
+        };
+        match done {
+            Ok(has_more) => has_more,
+            Err(error) => matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        }
+    }
+
+    fn read(&mut self, scrape: &mut impl FnMut(Format) -> String) -> std::io::Result<bool> {
+        let mut bytes = [0; 4096];
+        let read = self.stream.read(&mut bytes)?;
+        self.request.extend_from_slice(&bytes[..read]);
+        match respond(&self.request, scrape) {
+            Some(response) => self.response = Some(response),
+            None => return Ok(read > 0),
+        }
+        self.write()
+    }
+
+    fn write(&mut self) -> std::io::Result<bool> {
+        let Some(response) = &mut self.response else { return Ok(false) };
+        while !response.is_empty() {
+            let written = self.stream.write(response)?;
+            response.drain(..written);
+        }
+        self.stream.shutdown(std::net::Shutdown::Write)?;
+        Ok(false)
+    }
+}
+
+/// The response to a request, once it is complete.
+fn respond(request: &[u8], scrape: &mut impl FnMut(Format) -> String) -> Option<Vec<u8>> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut parsed = httparse::Request::new(&mut headers);
+    let plain = "text/plain; charset=utf-8";
+    match parsed.parse(request) {
+        Ok(httparse::Status::Partial) if request.len() < REQUEST_BYTES_MAX => return None,
+        Ok(httparse::Status::Complete(_)) => {}
+        Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
+            return Some(response("431 Request Header Fields Too Large", plain, "the request is too long\n", true));
+        }
+        Err(_) => return Some(response("400 Bad Request", plain, "this is no HTTP request\n", true)),
+    }
+    let path = parsed.path.unwrap_or_default().split('?').next().unwrap_or_default();
+    let with_body = parsed.method != Some("HEAD");
+    Some(match (parsed.method, path) {
+        (Some("GET" | "HEAD"), "/metrics") => {
+            let takes_openmetrics = parsed.headers.iter().any(|header| {
+                header.name.eq_ignore_ascii_case("accept")
+                    && String::from_utf8_lossy(header.value).contains("application/openmetrics-text")
+            });
+            let (format, kind) = match takes_openmetrics {
+                true => (Format::Openmetrics, "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+                false => (Format::Text, "text/plain; version=0.0.4; charset=utf-8"),
+            };
+            response("200 OK", kind, &scrape(format), with_body)
+        }
+        (Some("GET" | "HEAD"), _) => response("404 Not Found", plain, "the metrics are at /metrics\n", with_body),
+        _ => response("405 Method Not Allowed", plain, "GET /metrics\n", true),
+    })
+}
+
+fn response(status: &str, kind: &str, body: &str, with_body: bool) -> Vec<u8> {
+    let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n{allow}Connection: close\r\n\r\n",
+        body.len()
+    );
+    format!("{head}{}", if with_body { body } else { "" }).into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_get_their_status_and_format() {
+        let answer = |request: &str| {
+            let response = respond(request.as_bytes(), &mut |format| format!("{format:?}\n"))?;
+            let text = String::from_utf8(response).unwrap();
+            let (head, body) = text.split_once("\r\n\r\n").unwrap();
+            Some((head[9..12].to_owned(), body.to_owned()))
+        };
+        let some = |status: &str, body: &str| Some((status.to_owned(), body.to_owned()));
+        assert_eq!(answer("GET /metrics HTTP/1.1\r\n"), None);
+        assert_eq!(answer("GET /metrics HTTP/1.1\r\n\r\n"), some("200", "Text\n"));
+        let accept = "ACCEPT: application/openmetrics-text;version=1.0.0,text/plain;q=0.5";
+        assert_eq!(answer(&format!("GET /metrics?a=b HTTP/1.1\r\n{accept}\r\n\r\n")), some("200", "Openmetrics\n"));
+        assert_eq!(answer("HEAD /metrics HTTP/1.1\r\n\r\n"), some("200", ""));
+        assert_eq!(answer("GET / HTTP/1.1\r\n\r\n").unwrap().0, "404");
+        assert_eq!(answer("POST /metrics HTTP/1.1\r\n\r\n").unwrap().0, "405");
+        assert_eq!(answer("no HTTP at all\r\n\r\n").unwrap().0, "400");
+        assert_eq!(answer(&format!("GET /{} HTTP/1.1\r\n", "x".repeat(9000))).unwrap().0, "431");
+    }
+}
