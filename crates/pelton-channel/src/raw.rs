@@ -160,6 +160,20 @@ impl Sender {
 }
 
 #[doc(hidden)]
+impl Sender {
+    /// The lane's identity, the same after a restart of either side; by path without the part that its receiver adds
+    /// for the boot.
+    pub fn lane_id(&self) -> LaneId {
+        LaneId(self.parts.memory.data.identity())
+    }
+
+    /// The number of the lane's senders so far.
+    pub fn generation(&self) -> u64 {
+        self.parts.lane.producer_page().generation()
+    }
+}
+
+#[doc(hidden)]
 impl Receiver {
     /// The next record in the common case: the handle is in use, a message is at the cursor of a lane that is not
     /// paused, nothing is held, and the receiver does not sleep.
