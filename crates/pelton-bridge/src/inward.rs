@@ -7,6 +7,7 @@
 
 use crate::{
     channel::{Channel, claim, continue_sender},
+    failpoint,
     nats::{Direction, Nats, NatsArgs, Retry, SETTLE_TIME},
     position::{Position, Resolved, Slot, StreamName},
     report,
@@ -571,7 +572,9 @@ impl Inward<'_> {
                         }
                     }
                     position.note(slot)?;
+                    failpoint("noted");
                     reservation.commit()?;
+                    failpoint("committed");
                     self.note_unreleased(next_seq, slot.from);
                     return Ok(());
                 }

@@ -53,6 +53,33 @@ fn report(text: impl Display) {
     let _ = writeln!(std::io::stderr(), "pelton-bridge: {}", failure::printable(&text.to_string()));
 }
 
+/// For the crash test, and only in debug builds: ends this process as abruptly as `kill -9` when it passes `name` for
+/// the N-th time, if PELTON_BRIDGE_DIE_AT is NAME:N. Random kills do not meet steps of a microsecond.
+fn failpoint(name: &str) {
+    #[cfg(debug_assertions)]
+    {
+        use std::sync::{
+            LazyLock,
+            atomic::{AtomicU64, Ordering::Relaxed},
+        };
+        static WANTED: LazyLock<Option<(String, u64)>> = LazyLock::new(|| {
+            let text = std::env::var("PELTON_BRIDGE_DIE_AT").ok()?;
+            let (name, number) = text.split_once(':')?;
+            Some((name.to_owned(), number.parse().ok()?))
+        });
+        // Relaxed: one thread passes each failpoint.
+        static PASSED: AtomicU64 = AtomicU64::new(0);
+        if let Some((wanted, number)) = &*WANTED
+            && wanted == name
+            && PASSED.fetch_add(1, Relaxed) + 1 == *number
+        {
+            std::process::abort();
+        }
+    }
+    #[cfg(not(debug_assertions))]
+    let _ = name;
+}
+
 fn main() -> ExitCode {
     failure::exit("pelton-bridge", run(&Cli::parse().command))
 }

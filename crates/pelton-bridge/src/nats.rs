@@ -225,6 +225,12 @@ impl Nats {
             match self.jetstream.get_or_create_stream(config.clone()).await {
                 Ok(_) => return Ok(()),
                 Err(error) => match error.kind() {
+                    // Another bridge was quicker.
+                    CreateStreamErrorKind::JetStream(refused)
+                        if refused.error_code() == ErrorCode::STREAM_NAME_EXIST =>
+                    {
+                        return Ok(());
+                    }
                     CreateStreamErrorKind::JetStream(refused) if refused.code() != 503 => {
                         return Err(Failure::Refused(format!("the stream {} cannot be created: {refused}", self.stream)));
                     }

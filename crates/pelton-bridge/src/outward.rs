@@ -9,6 +9,7 @@
 
 use crate::{
     channel::{Channel, Next, ReceiverEnd},
+    failpoint,
     nats::{Direction, Nats, NatsArgs, Retry, SETTLE_TIME, meaning_of_ack},
     report,
     stop::Stop,
@@ -176,6 +177,7 @@ impl Outward {
                 }
             }
             let done = try_join_all(groups.into_iter().map(|(subject, works)| self.publish_all(subject, works))).await?;
+            failpoint("unreleased");
             receiver.get_mut().release_chunks();
             if subjects.len() > SUBJECTS_MAX {
                 subjects.clear();
@@ -401,6 +403,7 @@ impl Outward {
                         )));
                     }
                     Ok(ack) => {
+                        failpoint("stored");
                         (subject.last, subject.is_mine) = (ack.sequence, true);
                         return Ok(Stored::Mine);
                     }
