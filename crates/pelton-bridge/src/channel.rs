@@ -50,9 +50,7 @@ impl Channel {
     pub async fn open_receiver(&self, once: bool, standby: bool, stop: &Stop) -> Result<ReceiverEnd, Failure> {
         let options = Options::<maker::Any>::new();
         let receiver = match self {
-            Channel::Path(path) => {
-                claim(standby, stop, || options.cast().create_receiver(path)).await?
-            }
+            Channel::Path(path) => claim(standby, stop, || options.cast().create_receiver(path)).await?,
             Channel::Connect(name) if once => {
                 let listener: Listener = claim(standby, stop, || options.cast().listen(name)).await?;
                 loop {
@@ -93,11 +91,7 @@ impl Channel {
 }
 
 /// Repeats `open` while another process has the role: a while, or with `standby` without limit.
-pub async fn claim<T>(
-    standby: bool,
-    stop: &Stop,
-    mut open: impl FnMut() -> pelton::Result<T>,
-) -> Result<T, Failure> {
+pub async fn claim<T>(standby: bool, stop: &Stop, mut open: impl FnMut() -> pelton::Result<T>) -> Result<T, Failure> {
     let until = Instant::now() + ROLE_WAIT;
     let mut is_reported = false;
     loop {

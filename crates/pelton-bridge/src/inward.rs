@@ -82,9 +82,12 @@ fn start(text: &str) -> Result<Start, String> {
     match text {
         "first" => Ok(Start::First),
         "new" => Ok(Start::New),
-        _ => text.parse().ok().filter(|sequence| *sequence > 0).map(Start::At).ok_or_else(|| {
-            "want `first`, `new`, or the sequence of the first message, at least 1".to_owned()
-        }),
+        _ => text
+            .parse()
+            .ok()
+            .filter(|sequence| *sequence > 0)
+            .map(Start::At)
+            .ok_or_else(|| "want `first`, `new`, or the sequence of the first message, at least 1".to_owned()),
     }
 }
 
@@ -134,9 +137,9 @@ pub async fn run(args: &InArgs, stop: &Stop) -> Result<(), Failure> {
         subject: args.subject.clone(),
     };
     let mut position = claim(args.standby, stop, || {
-        Position::open(&path).map_err(|failure| Error::Refused(failure.text().unwrap_or_default()))?.ok_or_else(|| {
-            Error::RoleTaken { role: "bridge".to_owned(), path: path.display().to_string(), pid: 0 }
-        })
+        Position::open(&path)
+            .map_err(|failure| Error::Refused(failure.text().unwrap_or_default()))?
+            .ok_or_else(|| Error::RoleTaken { role: "bridge".to_owned(), path: path.display().to_string(), pid: 0 })
     })
     .await?;
     position.check_stream(&name)?;
@@ -169,7 +172,8 @@ pub async fn run(args: &InArgs, stop: &Stop) -> Result<(), Failure> {
         partials: HashMap::new(),
         batch: Vec::new(),
         batch_bytes: 0,
-        unreleased: VecDeque::new(),
+        // What a predecessor committed.
+        unreleased: VecDeque::from([(current.next_seq, current.from)]),
     };
     let done = inward.carry().await;
     inward.note_end()?;
@@ -338,8 +342,7 @@ impl Inward<'_> {
                 }
                 Ok(_) => {}
                 // Removed by somebody.
-                Err(error)
-                    if matches!(error.kind(), jetstream::stream::LastRawMessageErrorKind::NoMessageFound) => {}
+                Err(error) if matches!(error.kind(), jetstream::stream::LastRawMessageErrorKind::NoMessageFound) => {}
                 Err(error) => return Err(error.to_string()),
             }
         }
@@ -348,7 +351,10 @@ impl Inward<'_> {
             if !self.args.nats.allow_limits {
                 return Ok(Some(Problem::Removed { from: removed.0, to: removed.1 }));
             }
-            report(format_args!("sequences {} to {} of the stream were removed before they were read", removed.0, removed.1));
+            report(format_args!(
+                "sequences {} to {} of the stream were removed before they were read",
+                removed.0, removed.1
+            ));
         }
         Ok(None)
     }
@@ -369,7 +375,8 @@ impl Inward<'_> {
         connections.mark_unchanged();
         let bytes = AHEAD_BYTES.max(self.nats.client.server_info().max_payload * 2);
         let opening = async {
-            let stream = self.nats.jetstream.get_stream_no_info(&self.nats.stream).await.map_err(|error| error.to_string())?;
+            let stream =
+                self.nats.jetstream.get_stream_no_info(&self.nats.stream).await.map_err(|error| error.to_string())?;
             let consumer = stream.create_consumer(config).await.map_err(|error| error.to_string())?;
             consumer
                 .stream()
@@ -439,8 +446,7 @@ impl Inward<'_> {
         let is_old = sequence <= current.done;
         let headers = message.headers.unwrap_or_default();
         let place = format!("message {sequence} of stream {}, on {}", self.nats.stream, message.subject);
-        let damaged =
-            |what: &str| Failure::System(format!("{place}, has {what}: it is not whole, or not of a bridge"));
+        let damaged = |what: &str| Failure::System(format!("{place}, has {what}: it is not whole, or not of a bridge"));
         let origin = match Origin::parse(&headers) {
             // A message of another publisher is a message of the channel.
             Err(NotBridged::Foreign) => None,
@@ -499,7 +505,14 @@ impl Inward<'_> {
     }
 
     /// Joins a part to those before it.
-    fn join(&mut self, subject: &str, origin: Origin, body: &[u8], sequence: u64, is_old: bool) -> Result<Joined, Failure> {
+    fn join(
+        &mut self,
+        subject: &str,
+        origin: Origin,
+        body: &[u8],
+        sequence: u64,
+        is_old: bool,
+    ) -> Result<Joined, Failure> {
         let (offset, total) = origin.part.expect("a part");
         let limit = self.sender.message_bytes_max();
         if total > limit && !is_old {
@@ -568,7 +581,9 @@ impl Inward<'_> {
                 Ok(Some(mut reservation)) => {
                     for (payload, _) in batch {
                         if !reservation.push(payload) {
-                            return Err(Failure::System("a reserved message does not fit: a mistake of the bridge".to_owned()));
+                            return Err(Failure::System(
+                                "a reserved message does not fit: a mistake of the bridge".to_owned(),
+                            ));
                         }
                     }
                     position.note(slot)?;

@@ -102,12 +102,7 @@ pub enum Direction {
 impl NatsArgs {
     /// Connects, and checks the stream, which --create creates for `subject`. The second value has the stream as it is
     /// now.
-    pub async fn connect(
-        &self,
-        direction: Direction,
-        subject: String,
-        stop: &Stop,
-    ) -> Result<(Nats, Info), Failure> {
+    pub async fn connect(&self, direction: Direction, subject: String, stop: &Stop) -> Result<(Nats, Info), Failure> {
         if let Some(url) = self.urls.iter().find(|url| url.contains('@')) {
             let shown = url.rsplit('@').next().unwrap_or_default();
             return Err(Failure::Input(format!(
@@ -160,9 +155,8 @@ impl NatsArgs {
             nats.create(subject, self.require_replicas.unwrap_or(1), stop).await?;
         }
         let info = nats.info(stop).await?;
-        check_settings(&info.config, direction, self.allow_limits, self.require_replicas).map_err(|problem| {
-            Failure::Refused(format!("the stream {} {problem}", self.stream))
-        })?;
+        check_settings(&info.config, direction, self.allow_limits, self.require_replicas)
+            .map_err(|problem| Failure::Refused(format!("the stream {} {problem}", self.stream)))?;
         Ok((nats, info))
     }
 
@@ -232,7 +226,10 @@ impl Nats {
                         return Ok(());
                     }
                     CreateStreamErrorKind::JetStream(refused) if refused.code() != 503 => {
-                        return Err(Failure::Refused(format!("the stream {} cannot be created: {refused}", self.stream)));
+                        return Err(Failure::Refused(format!(
+                            "the stream {} cannot be created: {refused}",
+                            self.stream
+                        )));
                     }
                     CreateStreamErrorKind::JetStreamUnavailable | CreateStreamErrorKind::TimedOut
                         if retry.attempts > 20 =>
@@ -349,7 +346,9 @@ fn check_settings(
             return Err("acknowledges nothing (no_ack), so a bridge would never know what is stored".to_owned());
         }
         if config.sealed || config.mirror.is_some() {
-            return Err("takes no messages: it is sealed, or a mirror. Name the stream that the mirror copies".to_owned());
+            return Err(
+                "takes no messages: it is sealed, or a mirror. Name the stream that the mirror copies".to_owned()
+            );
         }
         if config.subject_transform.is_some() {
             return Err("transforms subjects: the bridge could not find its last message again".to_owned());
@@ -357,10 +356,13 @@ fn check_settings(
     }
     let limits = removing_limits(config);
     if !limits.is_empty() && !allow_limits {
-        let (limits, lost) = (limits.join(", "), match direction {
-            Direction::Out => "the last message of the subject, which a restarted bridge needs",
-            Direction::In => "messages that were not read yet",
-        });
+        let (limits, lost) = (
+            limits.join(", "),
+            match direction {
+                Direction::Out => "the last message of the subject, which a restarted bridge needs",
+                Direction::In => "messages that were not read yet",
+            },
+        );
         return Err(format!(
             "has {limits}: that can remove {lost}. Remove the limit, set `discard: new`, or say --allow-limits"
         ));

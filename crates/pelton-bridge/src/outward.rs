@@ -104,7 +104,9 @@ pub async fn run(args: &OutArgs, stop: &Stop) -> Result<(), Failure> {
     let channel = Channel::parse(&args.channel)?;
     let id = args.id.clone().unwrap_or_else(|| channel.default_id());
     if id.is_empty() || id.len() > ID_BYTES_MAX || id.contains(|c: char| c.is_control() || !c.is_ascii()) {
-        return Err(Failure::Input(format!("the name {id:?} cannot be used: want 1 to {ID_BYTES_MAX} ASCII characters")));
+        return Err(Failure::Input(format!(
+            "the name {id:?} cannot be used: want 1 to {ID_BYTES_MAX} ASCII characters"
+        )));
     }
     let (nats, info) = args.nats.connect(Direction::Out, args.subject.replace("{lane}", "*"), stop).await?;
     let out = Outward { nats, config: info.config, id, run: random(), packed: args.packed, stop: stop.clone() };
@@ -176,7 +178,8 @@ impl Outward {
                     }
                 }
             }
-            let done = try_join_all(groups.into_iter().map(|(subject, works)| self.publish_all(subject, works))).await?;
+            let done =
+                try_join_all(groups.into_iter().map(|(subject, works)| self.publish_all(subject, works))).await?;
             failpoint("unreleased");
             receiver.get_mut().release_chunks();
             if subjects.len() > SUBJECTS_MAX {
@@ -224,7 +227,10 @@ impl Outward {
         let problem = match Origin::parse(&message.headers) {
             Ok(origin) if origin.bridge == self.id => return Ok(origin),
             Ok(origin) => {
-                format!("is of the bridge {:?}, and this one is {:?}: --id, if this one succeeds it", origin.bridge, self.id)
+                format!(
+                    "is of the bridge {:?}, and this one is {:?}: --id, if this one succeeds it",
+                    origin.bridge, self.id
+                )
             }
             Err(NotBridged::Foreign) => "is not of a bridge: something else publishes there".to_owned(),
             Err(NotBridged::Damaged(header)) => format!("has a damaged header {header}"),
@@ -244,10 +250,12 @@ impl Outward {
         loop {
             let read = async {
                 match self.nats.jetstream.get_stream_no_info(&self.nats.stream).await {
-                    Ok(stream) => stream.get_last_raw_message_by_subject(subject).await.map_err(|error| match error.kind() {
-                        LastRawMessageErrorKind::NoMessageFound => None,
-                        _ => Some(error.to_string()),
-                    }),
+                    Ok(stream) => {
+                        stream.get_last_raw_message_by_subject(subject).await.map_err(|error| match error.kind() {
+                            LastRawMessageErrorKind::NoMessageFound => None,
+                            _ => Some(error.to_string()),
+                        })
+                    }
                     Err(error) => Err(Some(error.to_string())),
                 }
             };
@@ -467,7 +475,9 @@ impl Outward {
             .and_then(|source| source.downcast_ref::<async_nats::jetstream::Error>())
             .map(|error| error.error_code());
         match (error.kind(), code) {
-            (PublishErrorKind::WrongLastSequence, _) | (_, Some(ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT)) => Ok(None),
+            (PublishErrorKind::WrongLastSequence, _) | (_, Some(ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT)) => {
+                Ok(None)
+            }
             (PublishErrorKind::MaxPayloadExceeded, _) | (_, Some(ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM)) => {
                 Err(Failure::Refused(format!(
                     "{error}: the server or the stream takes smaller messages than when the bridge started. Restart it"

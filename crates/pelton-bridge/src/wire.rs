@@ -125,9 +125,7 @@ impl Origin {
         };
         Ok(Origin {
             bridge,
-            run: text(RUN)
-                .and_then(|text| u64::from_str_radix(text, 16).ok())
-                .ok_or(NotBridged::Damaged(RUN))?,
+            run: text(RUN).and_then(|text| u64::from_str_radix(text, 16).ok()).ok_or(NotBridged::Damaged(RUN))?,
             lane: text(LANE).and_then(parse_lane).ok_or(NotBridged::Damaged(LANE))?,
             generation: text(GENERATION).and_then(parsed).ok_or(NotBridged::Damaged(GENERATION))?,
             number: text(NUMBER).and_then(parsed).filter(|number| *number > 0).ok_or(NotBridged::Damaged(NUMBER))?,
@@ -226,7 +224,8 @@ mod tests {
         ] {
             let headers = origin.headers();
             assert_eq!(Origin::parse(&headers), Ok(origin));
-            let bytes: usize = headers.iter().map(|(name, values)| name.to_string().len() + 4 + values[0].as_str().len()).sum();
+            let bytes: usize =
+                headers.iter().map(|(name, values)| name.to_string().len() + 4 + values[0].as_str().len()).sum();
             assert!(bytes < HEADER_BYTES + ID_BYTES_MAX, "{bytes}");
         }
     }

@@ -331,7 +331,15 @@ fn drive(words: &[&str]) -> ExitCode {
     let here = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let server = Server::start(&program, &here.path().join("nats"), &[]);
     let proxies = [Proxy::start(server.address()), Proxy::start(server.address())];
-    let mut world = World { here: here.path().to_owned(), server, proxies, packed, processes: [const { None }; 4], random: Random::new(!seed), deaths: 0 };
+    let mut world = World {
+        here: here.path().to_owned(),
+        server,
+        proxies,
+        packed,
+        processes: [const { None }; 4],
+        random: Random::new(!seed),
+        deaths: 0,
+    };
     let mut random = Random::new(seed);
     (0..4).for_each(|index| world.start(index));
     let began = Instant::now();

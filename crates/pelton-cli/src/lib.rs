@@ -23,8 +23,8 @@ pub mod signals;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use commands::{
-    call, cat, conform, cp, doctor, flush, info, ls, ping, record, recover, recv, replay, rm, run, send, serve, stat,
-    tail, top,
+    bridge, call, cat, conform, cp, doctor, flush, info, ls, ping, record, recover, recv, replay, rm, run, send, serve,
+    stat, tail, top,
 };
 use std::{process::ExitCode, time::Duration};
 
@@ -120,6 +120,9 @@ enum Command {
     /// Check that programs in other languages exchange messages, calls and files with each other and with this one
     #[command(after_help = EXIT_CODES)]
     Conform(conform::ConformArgs),
+    /// Carry a channel to other machines over NATS JetStream: executes pelton-bridge, a package of its own
+    #[command(disable_help_flag = true)]
+    Bridge(bridge::BridgeArgs),
     /// The conformance driver of Rust
     #[command(hide = true)]
     Driver(conform::driver::DriverArgs),
@@ -175,6 +178,7 @@ pub fn run() -> ExitCode {
         Command::Recover(args) => recover::run(&args),
         Command::Rm(args) => rm::run(&args),
         Command::Conform(args) => conform::run(&args),
+        Command::Bridge(args) => bridge::run(&args),
         Command::Driver(args) => return conform::driver::run(&args),
     };
     failure::exit("pelton", done)

@@ -1,5 +1,7 @@
 //! A server of NATS, and processes that end with the test.
 
+#![allow(dead_code)] // each of the two programs uses a part
+
 use std::{
     io::{BufRead as _, BufReader},
     net::{SocketAddr, TcpListener, TcpStream},
