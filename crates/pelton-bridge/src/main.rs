@@ -1,8 +1,8 @@
 //! `pelton-bridge`: carries a channel over NATS JetStream, without loss or duplicates.
 //!
 //! `outward` takes messages from a channel and publishes them; `inward` takes messages of a stream into a channel.
-//! Beside them: `wire`, what a bridge writes into a NATS message; `position`, the file that says what of a stream is in
-//! a channel; `nats`, the connection and the stream's settings; `channel`, the endpoints; `stop`, signals.
+//! Beside them: `wire`, what a bridge writes into a NATS message; `position`, the file that says what of a stream
+//! is in a channel; `nats`, the connection and the stream's settings; `channel`, the endpoints; `stop`, signals.
 //!
 //! The NATS client runs on a thread of its own. The main thread carries messages and may wait for the channel.
 

@@ -100,8 +100,8 @@ pub enum Direction {
 }
 
 impl NatsArgs {
-    /// Connects, and checks the stream, which --create creates for `subject`. The second value has the stream as it is
-    /// now.
+    /// Connects, and checks the stream, which --create creates for `subject`. The second value has the stream as it
+    /// is now.
     pub async fn connect(&self, direction: Direction, subject: String, stop: &Stop) -> Result<(Nats, Info), Failure> {
         if let Some(url) = self.urls.iter().find(|url| url.contains('@')) {
             let shown = url.rsplit('@').next().unwrap_or_default();

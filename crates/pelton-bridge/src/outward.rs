@@ -193,7 +193,7 @@ impl Outward {
         }
     }
 
-    /// Takes what is there: of one lane, or with a subject for each lane of several.
+    /// Takes the available messages: of one lane, or of several if each has a subject of its own.
     fn take(&self, args: &OutArgs, receiver: &mut ReceiverEnd) -> pelton::Result<Vec<(TakenChunk, u32)>> {
         let most = if args.subject.contains("{lane}") { LANES_AT_ONCE } else { 1 };
         let mut taken = Vec::new();
@@ -538,8 +538,8 @@ fn fitting(records: &[Record<'_>], limit: usize) -> usize {
 fn checked_lane(id: LaneId) -> Result<Lane, Failure> {
     if id == LaneId::NONE {
         return Err(Failure::Refused(
-            "the file system of the channel reports no creation times, so its lanes cannot be told apart after a \
-             restart: put the channel on tmpfs, ext4, xfs or btrfs"
+            "the file system of the channel reports no creation times, so a restarted bridge cannot recognise its \
+             lanes: put the channel on tmpfs, ext4, xfs or btrfs"
                 .to_owned(),
         ));
     }

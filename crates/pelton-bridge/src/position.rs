@@ -1,10 +1,11 @@
 //! The position file of `pelton-bridge in`: which message of the stream is the last one in the channel.
 //!
-//! Two slots, each written by one `pwrite` in a block of its own. Before a commit into the channel, the slot that is
-//! not the truth gets the position after that commit. So after a kill at any instruction, the slot whose number equals
-//! the end of the channel's lane is the truth: the older one if the commit did not happen, the newer one if it did.
-//! Writes of a killed process stay in the page cache, in order; a checksum refuses a slot that a crash of the machine
-//! has torn. The file is locked by `flock`, which belongs to the open file: one bridge at a time has it.
+//! Two slots, each written by one `pwrite` in a block of its own. Before a commit into the channel, the slot that
+//! is not the truth gets the position after that commit. So after a kill at any instruction, the slot whose number
+//! equals the end of the channel's lane is the truth: the older one if the commit did not happen, the newer one if
+//! it did. Writes of a killed process stay in the page cache, in order; a checksum refuses a slot that a crash of
+//! the machine has torn. The file is locked by `flock`, which belongs to the open file: one bridge at a time has
+//! it.
 
 use pelton_cli::failure::Failure;
 use std::{

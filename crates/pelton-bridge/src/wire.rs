@@ -1,5 +1,5 @@
-//! What a bridge writes into a NATS message: headers that say which messages of which lane it carries, and the body of
-//! a packed message. The body of any other message is the payload, or a part of it.
+//! What a bridge writes into a NATS message: headers that say which messages of which lane it carries, and the body
+//! of a packed message. The body of any other message is the payload, or a part of it.
 //!
 //! | header | value |
 //! |---|---|
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_and_damaged_headers_are_told_apart() {
+    fn foreign_and_damaged_headers_are_different_errors() {
         assert_eq!(Origin::parse(&HeaderMap::new()), Err(NotBridged::Foreign));
         for (name, value) in [
             (RUN, "x"),

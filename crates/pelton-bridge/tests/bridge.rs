@@ -185,7 +185,7 @@ fn two_bridges_do_not_interleave_and_a_standby_takes_over() {
     second.says("in: ");
     send(&mut sender, "two");
     assert_eq!(next(&mut receiver), "two");
-    // Another channel with the same name: whoever published last goes on, the other one stops.
+    // Another channel with the same name: the bridge that published last continues, the other one stops.
     let other = place.channel("other");
     let mut foreign = Options::new().create_sender(place.path("other")).unwrap();
     foreign.send(b"three").unwrap();

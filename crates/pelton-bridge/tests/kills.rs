@@ -1,7 +1,7 @@
-//! The crash test of the bridge: messages go from a sender through a channel, a bridge, a server, a bridge and a channel
-//! to a receiver, while a driver kills and stops any of these at random moments, and a proxy drops, delays and
-//! interrupts the connections. The accounts: message number N of the second channel must be message N of the first.
-//! So none is lost, none comes twice, none out of order.
+//! The crash test of the bridge: messages go from a sender through a channel, a bridge, a server, a bridge and a
+//! channel to a receiver, while a driver kills and stops any of these at random moments, and a proxy drops, delays
+//! and interrupts the connections. The accounts: message number N of the second channel must be message N of the
+//! first. So none is lost, none comes twice, none out of order.
 //!
 //!     cargo test -p pelton-bridge --test kills -- [--kills N] [--seed N] [--packed]
 
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Message `number`: its number, and bytes that follow from it; mostly short, some larger than the server takes at once.
+/// Message `number`: its number, and bytes derived from it. Most are short; some are larger than the server's limit.
 fn message(number: u64, is_last: bool, into: &mut Vec<u8>) {
     into.clear();
     into.extend(number.to_le_bytes());

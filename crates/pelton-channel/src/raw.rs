@@ -1,5 +1,6 @@
-//! The lower interface of both endpoints: what calls, flush, the C library and the Tokio types use, and nothing else
-//! does. Values instead of borrows, one record at a time. Not stable, and no part of the documented interface.
+//! The lower interface of both endpoints: what calls, flush, the C library, the Tokio types and the bridge use, and
+//! nothing else does. Values instead of borrows, one record at a time. Not stable, and no part of the documented
+//! interface.
 //!
 //! - A sender: [`Sender::reserve_fast`] or [`Sender::reserve_space`], then the payload, then [`Sender::commit_space`];
 //!   a space that is not committed is aborted.
