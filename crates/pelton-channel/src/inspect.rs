@@ -4,6 +4,7 @@
 use crate::counters::Counters;
 use crate::directory::{Access, Directory, SenderRole};
 use crate::error::{Error, Result};
+use crate::lane_id::LaneId;
 use crate::name::Name;
 use pelton_lane::{ConsumerPage, Data, Position, ProducerPage, Scan, failpoint, scan, truncate};
 use pelton_os::{self as os, Segment};
@@ -195,6 +196,46 @@ pub fn listeners(name: &str) -> Result<Vec<ListenerInfo>> {
 pub fn check(path: impl AsRef<Path>, keep_unsynced: bool) -> Result<Vec<RecoveredLane>> {
     let channel = Claimed::new(open(path.as_ref())?)?;
     channel.lanes.iter().map(|lane| Ok(channel.examine(lane, keep_unsynced)?.1)).collect()
+}
+
+/// The end of a lane of a path channel, as its next sender finds it: the result of [`sender_end`].
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SenderEnd {
+    /// The lane's identity, as its receiver has it.
+    pub lane: LaneId,
+    /// The number of its senders so far.
+    pub generation: u64,
+    /// The number that the next message gets.
+    pub next_seq: u32,
+}
+
+/// The end of lane `number` of a path channel that has no sender there. Changes nothing: to open the channel would
+/// begin a new generation. A sender of several processes uses it to find out which of its messages are committed,
+/// before it becomes the next sender.
+///
+/// # Errors
+/// [`Error::RoleTaken`] while the lane has a sender; [`Error::NoChannel`]; [`Error::Rebooted`], as the lane's end is
+/// unknown then; [`Error::NotAChannel`], [`Error::Corrupt`], [`Error::System`].
+#[doc(hidden)]
+pub fn sender_end(path: impl AsRef<Path>, number: u32) -> Result<SenderEnd> {
+    let directory = open(path.as_ref())?;
+    if !directory.is_from_this_boot() {
+        return Err(Error::Rebooted { path: directory.path().display().to_string() });
+    }
+    let role = directory.claim_lane(number)?;
+    let page = producer_page(&role.page);
+    // The producer's own count may be older than its last messages. No more messages fit than `most`.
+    let (tail, most) = (page.tail_and_floor().0, role.data.bytes() / 8);
+    let found = scan(&data_of(&role), directory.message_bytes_max(), tail, most);
+    match found.problem {
+        Some(problem) => Err(Error::Corrupt(format!("{}: {problem}", directory.path().display()))),
+        None => Ok(SenderEnd {
+            lane: LaneId(role.data.identity()).since_boot(directory.boot_id()),
+            generation: page.generation(),
+            next_seq: found.end.seq,
+        }),
+    }
 }
 
 /// Repairs a path channel that no process uses. It needs that after a reboot, where opening fails with

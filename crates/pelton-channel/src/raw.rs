@@ -1,5 +1,6 @@
-//! The lower interface of both endpoints: what calls, flush, the C library and the Tokio types use, and nothing else
-//! does. Values instead of borrows, one record at a time. Not stable, and no part of the documented interface.
+//! The lower interface of both endpoints: what calls, flush, the C library, the Tokio types and the bridge use, and
+//! nothing else does. Values instead of borrows, one record at a time. Not stable, and no part of the documented
+//! interface.
 //!
 //! - A sender: [`Sender::reserve_fast`] or [`Sender::reserve_space`], then the payload, then [`Sender::commit_space`];
 //!   a space that is not committed is aborted.
@@ -156,6 +157,20 @@ impl Sender {
     /// Whether a message of `bytes` would extend beyond the part of the lane that this sender fills before a flush.
     pub fn is_past_window(&self, bytes: usize) -> bool {
         self.parts.lane.is_past_window(bytes as u64)
+    }
+}
+
+#[doc(hidden)]
+impl Sender {
+    /// The lane's identity, the same after a restart of either side; by path without the part that its receiver adds
+    /// for the boot.
+    pub fn lane_id(&self) -> LaneId {
+        LaneId(self.parts.memory.data.identity())
+    }
+
+    /// The number of the lane's senders so far.
+    pub fn generation(&self) -> u64 {
+        self.parts.lane.producer_page().generation()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The commands of `pelton`, a file for each: its options, and its `run`.
 
+pub mod bridge;
 pub mod call;
 pub mod cat;
 pub mod conform;

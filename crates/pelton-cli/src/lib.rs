@@ -25,8 +25,8 @@ pub mod signals;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use commands::{
-    call, cat, conform, cp, doctor, flush, info, ls, metrics, ping, record, recover, recv, replay, rm, run, send,
-    serve, stat, tail, top,
+    bridge, call, cat, conform, cp, doctor, flush, info, ls, metrics, ping, record, recover, recv, replay, rm, run,
+    send, serve, stat, tail, top,
 };
 use std::{process::ExitCode, time::Duration};
 
@@ -88,6 +88,9 @@ enum Command {
     Rm(rm::RmArgs),
     /// Check that programs in other languages exchange messages, calls and files with each other and with this one
     Conform(conform::ConformArgs),
+    /// Carry a channel to other machines over NATS JetStream: executes pelton-bridge, a package of its own
+    #[command(disable_help_flag = true)]
+    Bridge(bridge::BridgeArgs),
     /// The conformance driver of Rust
     #[command(hide = true)]
     Driver(conform::driver::DriverArgs),
@@ -150,6 +153,7 @@ pub fn run() -> ExitCode {
         Command::Recover(args) => recover::run(&args),
         Command::Rm(args) => rm::run(&args),
         Command::Conform(args) => conform::run(&args),
+        Command::Bridge(args) => bridge::run(&args),
         Command::Driver(args) => return conform::driver::run(&args),
     };
     failure::exit("pelton", done)

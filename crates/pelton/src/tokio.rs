@@ -141,6 +141,19 @@ impl AsyncReceiver {
         self.0.get_mut().try_receive()
     }
 
+    /// The receiver itself, for what has no method here. For crates of this project: an armed receiver, or one whose
+    /// descriptor was drained, delays [`AsyncReceiver::receive`].
+    #[doc(hidden)]
+    pub fn get_ref(&self) -> &Receiver {
+        self.0.get_ref()
+    }
+
+    /// As [`AsyncReceiver::get_ref`].
+    #[doc(hidden)]
+    pub fn get_mut(&mut self) -> &mut Receiver {
+        self.0.get_mut()
+    }
+
     /// The receiver, taken out of the runtime.
     pub fn into_inner(self) -> Receiver {
         self.0.into_inner()

@@ -1,0 +1,693 @@
+//! `pelton-bridge in`: the messages of a stream into a channel.
+//!
+//! The server keeps no position: an ephemeral consumer without acknowledgements begins where the position file ends,
+//! and is made anew at each gap and after each failure. Messages that wait are committed as one batch, and the
+//! position after it is noted before: see `position`. A large message that came in parts is joined here; reading
+//! begins again at its first part if the bridge is killed before its last one.
+
+use crate::{
+    channel::{Channel, claim, continue_sender},
+    failpoint,
+    nats::{Direction, Nats, NatsArgs, Retry, SETTLE_TIME},
+    position::{Position, Resolved, Slot, StreamName},
+    report,
+    stop::Stop,
+    wire::{NotBridged, Origin, is_at_most, unpack},
+};
+use async_nats::jetstream::{
+    self,
+    consumer::{AckPolicy, DeliverPolicy, pull},
+    stream::Info,
+};
+use bytes::{Bytes, BytesMut};
+use clap::Args;
+use futures_util::{FutureExt as _, StreamExt as _};
+use pelton::{Error, Sender};
+use pelton_cli::failure::Failure;
+use std::{
+    collections::{HashMap, VecDeque},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+/// A commit has at most this number of messages and bytes, unless one message has more.
+const BATCH_MESSAGES: usize = 512;
+const BATCH_BYTES: usize = 64 << 10;
+/// Messages and bytes that the server sends ahead: this bounds the bridge's memory, with one message of the largest
+/// size for each subject whose parts have not all come.
+const AHEAD_MESSAGES: usize = 1024;
+const AHEAD_BYTES: usize = 8 << 20;
+/// Bytes of a record beside its payload, at most.
+const RECORD_BYTES: u64 = 16;
+/// A wait of the library that no signal ends, between two checks for one.
+const SLICE: Duration = Duration::from_millis(100);
+/// Commits by connect whose release is not known, at most; beyond that, several count as one.
+const UNRELEASED_MAX: usize = 4096;
+/// How long the end waits for the receiver to release what it has, by connect.
+const RELEASE_WAIT: Duration = Duration::from_secs(5);
+
+/// Options of `pelton-bridge in`.
+#[derive(Args)]
+pub struct InArgs {
+    /// The subject, or subjects with the wildcards * and >
+    subject: String,
+    /// The channel: a short name or unix:PATH, where a receiver listens, or path:DIR
+    channel: String,
+    #[command(flatten)]
+    nats: NatsArgs,
+    /// The file that keeps the position [default for path:DIR: DIR.bridge]
+    #[arg(long, value_name = "FILE")]
+    position: Option<PathBuf>,
+    /// Where a bridge without a position begins: `first`, `new`, or a sequence of the stream [default: first, for a
+    /// channel that has had no message]
+    #[arg(long, value_name = "WHERE", value_parser = start)]
+    start: Option<Start>,
+    /// Listen for the receiver instead of connecting to it
+    #[arg(long)]
+    listen: bool,
+    /// Wait without limit while another bridge has the position file or the channel, and then take over
+    #[arg(long)]
+    standby: bool,
+}
+
+/// Where to begin without a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    First,
+    New,
+    At(u64),
+}
+
+fn start(text: &str) -> Result<Start, String> {
+    match text {
+        "first" => Ok(Start::First),
+        "new" => Ok(Start::New),
+        _ => text
+            .parse()
+            .ok()
+            .filter(|sequence| *sequence > 0)
+            .map(Start::At)
+            .ok_or_else(|| "want `first`, `new`, or the sequence of the first message, at least 1".to_owned()),
+    }
+}
+
+/// A message of which parts have come.
+struct Partial {
+    first: u64,
+    origin: Origin,
+    bytes: BytesMut,
+}
+
+struct Inward<'a> {
+    args: &'a InArgs,
+    nats: Nats,
+    stop: Stop,
+    name: StreamName,
+    sender: Sender,
+    is_path: bool,
+    position: Position,
+    partials: HashMap<String, Partial>,
+    /// Messages to commit, and the position after them.
+    batch: Vec<(Bytes, Slot)>,
+    batch_bytes: usize,
+    /// By connect: the lane's next number after a commit, and where reading would have to begin without it.
+    unreleased: VecDeque<(u32, u64)>,
+}
+
+/// Runs `pelton-bridge in`.
+pub async fn run(args: &InArgs, stop: &Stop) -> Result<(), Failure> {
+    let channel = Channel::parse(&args.channel)?;
+    let path = match (&args.position, &channel) {
+        (Some(path), _) => path.clone(),
+        (None, Channel::Path(path)) => {
+            let mut name = path.clone().into_os_string();
+            name.push(".bridge");
+            PathBuf::from(name)
+        }
+        (None, Channel::Connect(name)) => {
+            return Err(Failure::Input(format!(
+                "`{name}` is no directory beside which a position could be kept: name a file with --position"
+            )));
+        }
+    };
+    let (nats, info) = args.nats.connect(Direction::In, args.subject.clone(), stop).await?;
+    let name = StreamName {
+        name: info.config.name.clone(),
+        created_ns: info.created.unix_timestamp_nanos(),
+        subject: args.subject.clone(),
+    };
+    let mut position = claim(args.standby, stop, || {
+        Position::open(&path)
+            .map_err(|failure| Error::Refused(failure.text().unwrap_or_default()))?
+            .ok_or_else(|| Error::RoleTaken { role: "bridge".to_owned(), path: path.display().to_string(), pid: 0 })
+    })
+    .await?;
+    position.check_stream(&name)?;
+    let sender = match &channel {
+        // Before it is opened, which begins a new generation.
+        Channel::Path(directory) => {
+            resolve_path(directory, args, &info, &mut position, stop).await?;
+            channel.open_sender(args.listen, args.standby, stop).await?
+        }
+        Channel::Connect(_) => {
+            let sender = channel.open_sender(args.listen, args.standby, stop).await?;
+            resolve_connect(&sender, args, &info, &mut position)?;
+            sender
+        }
+    };
+    let current = position.current();
+    report(format_args!(
+        "in: {} of stream {} to {}, from sequence {} on",
+        args.subject, info.config.name, args.channel, current.from
+    ));
+    let is_path = matches!(channel, Channel::Path(_));
+    let mut inward = Inward {
+        args,
+        nats,
+        stop: stop.clone(),
+        name,
+        sender,
+        is_path,
+        position,
+        partials: HashMap::new(),
+        batch: Vec::new(),
+        batch_bytes: 0,
+        // What a predecessor committed.
+        unreleased: VecDeque::from([(current.next_seq, current.from)]),
+    };
+    let done = inward.carry().await;
+    inward.note_end()?;
+    done
+}
+
+/// The slot at which a bridge without a position begins.
+fn first_slot(args: &InArgs, info: &Info, path: &std::path::Path, next_seq: u32) -> Result<Slot, Failure> {
+    let from = match args.start {
+        Some(Start::First) => 1,
+        None if next_seq == 1 => 1,
+        Some(Start::New) => info.state.last_sequence + 1,
+        Some(Start::At(sequence)) => sequence,
+        None => {
+            return Err(Failure::Refused(format!(
+                "`{}` has had messages, the next has number {next_seq}, and {} has no position: --start says where in \
+                 the stream to begin",
+                args.channel,
+                path.display()
+            )));
+        }
+    };
+    Ok(Slot { done: from - 1, from, released: from, ..Slot::default() })
+}
+
+/// Finds the position in a channel of a directory.
+async fn resolve_path(
+    directory: &std::path::Path,
+    args: &InArgs,
+    info: &Info,
+    position: &mut Position,
+    stop: &Stop,
+) -> Result<(), Failure> {
+    let options = pelton::Options::<pelton::options::maker::CreateSender>::new();
+    let mut lane_end = || match pelton::inspect::sender_end(directory, 0) {
+        // Creates it, and leaves again.
+        Err(Error::NoChannel { .. }) => {
+            drop(options.create_sender(directory)?);
+            pelton::inspect::sender_end(directory, 0)
+        }
+        found => found,
+    };
+    let end = claim(args.standby, stop, &mut lane_end).await?;
+    let lanes = pelton::inspect::info(directory)?.lanes_max;
+    if lanes > 1 {
+        return Err(Failure::Refused(format!(
+            "{} has up to {lanes} senders: the bridge could not tell its lane from others. Use a channel for one",
+            args.channel
+        )));
+    }
+    let place = Slot { lane: end.lane.0, generation: end.generation, next_seq: end.next_seq, ..Slot::default() };
+    let path = position.path().to_owned();
+    let unknown = |slot: &Slot, problem: &str| {
+        Failure::Refused(format!(
+            "{}: {problem}: the channel's next message has number {}, {} says {} at sequence {} of the stream. What \
+             of the stream is in the channel is not known: after removing that file, --start says where to begin",
+            args.channel,
+            end.next_seq,
+            path.display(),
+            slot.next_seq,
+            slot.done
+        ))
+    };
+    let slot = match position.resolve(end.lane.0, end.generation, end.next_seq)? {
+        Resolved::Fresh => {
+            let first = first_slot(args, info, &path, end.next_seq)?;
+            Slot { done: first.done, from: first.from, released: first.released, ..place }
+        }
+        Resolved::At(slot) => slot,
+        Resolved::OtherLane(slot) => return Err(unknown(&slot, "the channel was made anew")),
+        Resolved::Foreign(slot) => return Err(unknown(&slot, "another sender used the channel after a kill")),
+        Resolved::Unknown(slot) => return Err(unknown(&slot, "another sender has sent messages")),
+    };
+    position.begin(slot)
+}
+
+/// Finds the position in a connected channel: the surviving receiver's lane says it, if there is one.
+fn resolve_connect(sender: &Sender, args: &InArgs, info: &Info, position: &mut Position) -> Result<(), Failure> {
+    let (lane, generation, next_seq) = (sender.lane_id().0, sender.generation(), sender.next_seq());
+    let path = position.path().to_owned();
+    // The last sender's generation: this one has begun its own.
+    let slot = match position.resolve(lane, generation.saturating_sub(1), next_seq)? {
+        Resolved::Fresh => first_slot(args, info, &path, next_seq)?,
+        Resolved::At(slot) => slot,
+        Resolved::OtherLane(slot) => {
+            if slot.from != slot.released {
+                report(format_args!(
+                    "the last lane is gone: what was sent there from sequence {} of the stream on may come a second \
+                     time",
+                    slot.released
+                ));
+            }
+            match slot.from == slot.released {
+                true => slot,
+                false => Slot { done: slot.released - 1, from: slot.released, index: 0, ..slot },
+            }
+        }
+        Resolved::Foreign(slot) | Resolved::Unknown(slot) => {
+            return Err(Failure::Refused(format!(
+                "another sender has used the lane of `{}`: its next message has number {next_seq}, {} says {}. After \
+                 removing that file, --start says where to begin",
+                args.channel,
+                path.display(),
+                slot.next_seq
+            )));
+        }
+    };
+    position.begin(Slot { lane, generation, next_seq, ..slot })
+}
+
+impl Inward<'_> {
+    /// Carries messages until a signal or a failure.
+    async fn carry(&mut self) -> Result<(), Failure> {
+        let mut retry = Retry::new("reading the stream");
+        loop {
+            self.stop.check()?;
+            self.check_stream().await?;
+            // What of an unfinished message came before is read again.
+            self.partials.clear();
+            match self.read(&mut retry).await? {
+                None => {}
+                Some(problem) => retry.pause(&self.stop, problem).await?,
+            }
+        }
+    }
+
+    /// Whether the stream is still the one that the position belongs to.
+    async fn check_stream(&mut self) -> Result<(), Failure> {
+        let began = Instant::now();
+        let mut retry = Retry::new("checking the stream");
+        loop {
+            let info = self.nats.info(&self.stop).await?;
+            let problem = match self.find_problem(&info).await {
+                Ok(None) => return Ok(()),
+                Ok(Some(problem)) => problem,
+                // The server did not answer.
+                Err(error) => {
+                    retry.pause(&self.stop, error).await?;
+                    continue;
+                }
+            };
+            if began.elapsed() > SETTLE_TIME || matches!(problem, Problem::Anew) {
+                return Err(Failure::Refused(problem.text(&self.nats.stream, self.position.path())));
+            }
+            retry.pause(&self.stop, "the stream is shorter than it was").await?;
+        }
+    }
+
+    async fn find_problem(&self, info: &Info) -> Result<Option<Problem>, String> {
+        let current = self.position.current();
+        if info.created.unix_timestamp_nanos() != self.name.created_ns {
+            return Ok(Some(Problem::Anew));
+        }
+        let Slot { seen, seen_ns, .. } = current;
+        if seen == 0 {
+            return Ok(None);
+        }
+        if info.state.last_sequence < seen {
+            return Ok(Some(Problem::Shorter { seen, last: info.state.last_sequence }));
+        }
+        if info.state.first_sequence <= seen {
+            let stream = self.nats.jetstream.get_stream_no_info(&self.nats.stream).await;
+            match stream.map_err(|error| error.to_string())?.get_raw_message(seen).await {
+                Ok(message) if message.time.unix_timestamp_nanos() as i64 != seen_ns => {
+                    return Ok(Some(Problem::Replaced { seen }));
+                }
+                Ok(_) => {}
+                // Removed by somebody.
+                Err(error) if matches!(error.kind(), jetstream::stream::LastRawMessageErrorKind::NoMessageFound) => {}
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+        if info.state.first_sequence > current.from {
+            let removed = (current.from, info.state.first_sequence - 1);
+            if !self.args.nats.allow_limits {
+                return Ok(Some(Problem::Removed { from: removed.0, to: removed.1 }));
+            }
+            report(format_args!(
+                "sequences {} to {} of the stream were removed before they were read",
+                removed.0, removed.1
+            ));
+        }
+        Ok(None)
+    }
+
+    /// Reads until something fails, which is returned; `None`: a gap, or the connection was lost.
+    async fn read(&mut self, retry: &mut Retry) -> Result<Option<String>, Failure> {
+        let current = self.position.current();
+        let config = pull::Config {
+            deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: current.from },
+            ack_policy: AckPolicy::None,
+            filter_subject: self.args.subject.clone(),
+            inactive_threshold: Duration::from_secs(60),
+            memory_storage: true,
+            num_replicas: 1,
+            ..pull::Config::default()
+        };
+        let mut connections = self.nats.connections.clone();
+        connections.mark_unchanged();
+        let bytes = AHEAD_BYTES.max(self.nats.client.server_info().max_payload * 2);
+        let opening = async {
+            let stream =
+                self.nats.jetstream.get_stream_no_info(&self.nats.stream).await.map_err(|error| error.to_string())?;
+            let consumer = stream.create_consumer(config).await.map_err(|error| error.to_string())?;
+            consumer
+                .stream()
+                .max_messages_per_batch(AHEAD_MESSAGES)
+                .max_bytes_per_batch(bytes)
+                .expires(Duration::from_secs(20))
+                .heartbeat(Duration::from_secs(5))
+                .messages()
+                .await
+                .map_err(|error| error.to_string())
+        };
+        let mut messages = match opening.await {
+            Ok(messages) => messages,
+            Err(problem) => return Ok(Some(problem)),
+        };
+        let mut expected = 1;
+        loop {
+            let next = tokio::select! {
+                next = messages.next() => next,
+                // Its ephemeral consumer may be gone with the server.
+                _ = connections.changed() => return Ok(None),
+                failure = self.stop.requested() => return Err(failure),
+            };
+            let mut next = Some(next);
+            // And the messages that have come with it.
+            while let Some(item) = next {
+                let message = match item {
+                    Some(Ok(message)) => message,
+                    Some(Err(error)) => {
+                        self.commit().await?;
+                        return Ok(Some(error.to_string()));
+                    }
+                    None => {
+                        self.commit().await?;
+                        return Ok(Some("the server has ended the consumer".to_owned()));
+                    }
+                };
+                let (sequence, time) = match message.info() {
+                    Ok(info) if info.consumer_sequence == expected => {
+                        (info.stream_sequence, info.published.unix_timestamp_nanos() as i64)
+                    }
+                    // A message is missing: what follows it is read again.
+                    Ok(_) => {
+                        self.commit().await?;
+                        return Ok(None);
+                    }
+                    Err(error) => {
+                        return Err(Failure::System(format!("the server sent a message without a position: {error}")));
+                    }
+                };
+                expected += 1;
+                *retry = Retry::new("reading the stream");
+                self.take(message.message, sequence, time).await?;
+                if self.batch.len() >= BATCH_MESSAGES || self.batch_bytes >= BATCH_BYTES {
+                    self.commit().await?;
+                }
+                next = messages.next().now_or_never();
+            }
+            self.commit().await?;
+        }
+    }
+
+    /// Takes one message of the stream: its messages go into the batch.
+    async fn take(&mut self, message: async_nats::Message, sequence: u64, time: i64) -> Result<(), Failure> {
+        let current = self.position.current();
+        // Read again for the parts that belong to a later message.
+        let is_old = sequence <= current.done;
+        let headers = message.headers.unwrap_or_default();
+        let place = format!("message {sequence} of stream {}, on {}", self.nats.stream, message.subject);
+        let damaged = |what: &str| Failure::System(format!("{place}, has {what}: it is not whole, or not of a bridge"));
+        let origin = match Origin::parse(&headers) {
+            // A message of another publisher is a message of the channel.
+            Err(NotBridged::Foreign) => None,
+            Err(NotBridged::Damaged(header)) => return Err(damaged(&format!("a damaged header {header}"))),
+            Ok(origin) => Some(origin),
+        };
+        let subject = message.subject.as_str();
+        let whole = match origin {
+            Some(origin) if origin.part.is_some() => {
+                match self.join(subject, origin, &message.payload, sequence, is_old)? {
+                    Joined::Whole(bytes) => vec![bytes],
+                    Joined::More => return Ok(()),
+                    Joined::NoBeginning if is_old => return Ok(()),
+                    Joined::NoBeginning => {
+                        return Err(damaged("a part of a message whose beginning is not in the stream any more"));
+                    }
+                }
+            }
+            Some(Origin { count: Some(count), .. }) => {
+                self.partials.remove(subject);
+                unpack(message.payload, count).ok_or_else(|| damaged("a damaged packed body"))?
+            }
+            _ => {
+                self.partials.remove(subject);
+                vec![message.payload]
+            }
+        };
+        if is_old {
+            return Ok(());
+        }
+        // A packed message may be larger than a commit, so each of its messages has a position.
+        let skip = if sequence == current.done + 1 { current.index as usize } else { 0 };
+        let unfinished = self.partials.values().map(|partial| partial.first).min().unwrap_or(u64::MAX);
+        let count = whole.len();
+        for (index, bytes) in whole.into_iter().enumerate().skip(skip) {
+            if bytes.len() as u64 > self.sender.message_bytes_max() {
+                return Err(Failure::Input(format!(
+                    "message {sequence} of stream {} has {} bytes, and `{}` takes at most {}: use a channel of more \
+                     capacity",
+                    self.nats.stream,
+                    bytes.len(),
+                    self.args.channel,
+                    self.sender.message_bytes_max()
+                )));
+            }
+            let (done, index) = if index + 1 == count { (sequence, 0) } else { (sequence - 1, index as u32 + 1) };
+            let from = unfinished.min(done + 1);
+            let after = Slot { done, index, from, seen: sequence, seen_ns: time, ..Slot::default() };
+            self.batch_bytes += bytes.len();
+            self.batch.push((bytes, after));
+        }
+        if self.batch.len() >= BATCH_MESSAGES || self.batch_bytes >= BATCH_BYTES {
+            self.commit().await?;
+        }
+        Ok(())
+    }
+
+    /// Joins a part to those before it.
+    fn join(
+        &mut self,
+        subject: &str,
+        origin: Origin,
+        body: &[u8],
+        sequence: u64,
+        is_old: bool,
+    ) -> Result<Joined, Failure> {
+        let (offset, total) = origin.part.expect("a part");
+        let limit = self.sender.message_bytes_max();
+        if total > limit && !is_old {
+            return Err(Failure::Input(format!(
+                "message {sequence} of stream {} is a part of {total} bytes, and `{}` takes at most {limit}: use a \
+                 channel of more capacity",
+                self.nats.stream, self.args.channel
+            )));
+        }
+        if offset == 0 {
+            let partial = Partial { first: sequence, origin: origin.clone(), bytes: BytesMut::new() };
+            self.partials.insert(subject.to_owned(), partial);
+        }
+        let Some(partial) = self.partials.get_mut(subject) else { return Ok(Joined::NoBeginning) };
+        let known = &partial.origin;
+        let is_next = (known.lane, known.number) == (origin.lane, origin.number)
+            && known.part.is_some_and(|(_, known)| known == total)
+            && partial.bytes.len() as u64 == offset
+            && offset + body.len() as u64 <= total;
+        if !is_next {
+            self.partials.remove(subject);
+            return Ok(Joined::NoBeginning);
+        }
+        partial.bytes.extend_from_slice(body);
+        if (partial.bytes.len() as u64) < total {
+            return Ok(Joined::More);
+        }
+        let partial = self.partials.remove(subject).expect("found above");
+        Ok(Joined::Whole(partial.bytes.freeze()))
+    }
+
+    /// Commits the batch.
+    async fn commit(&mut self) -> Result<(), Failure> {
+        let batch = std::mem::take(&mut self.batch);
+        self.batch_bytes = 0;
+        let mut rest = &batch[..];
+        while !rest.is_empty() {
+            let limit = (BATCH_BYTES as u64).min(self.sender.message_bytes_max());
+            let mut bytes = 0;
+            let fitting = rest.iter().take(BATCH_MESSAGES).take_while(|(payload, _)| {
+                bytes += payload.len() as u64 + RECORD_BYTES;
+                bytes <= limit
+            });
+            let (now, later) = rest.split_at(fitting.count().max(1));
+            self.commit_once(now).await?;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Commits some messages at once, and notes the position after the last one before.
+    async fn commit_once(&mut self, batch: &[(Bytes, Slot)]) -> Result<(), Failure> {
+        loop {
+            self.stop.check()?;
+            let next_seq = seq_after(self.sender.next_seq(), batch.len());
+            let slot = Slot {
+                lane: self.position.current().lane,
+                generation: self.sender.generation(),
+                next_seq,
+                released: self.released(),
+                ..batch[batch.len() - 1].1
+            };
+            let Inward { sender, position, .. } = self;
+            let lens = batch.iter().map(|(payload, _)| payload.len());
+            match sender.reserve_batch_until(lens, Instant::now() + SLICE) {
+                Ok(Some(mut reservation)) => {
+                    for (payload, _) in batch {
+                        if !reservation.push(payload) {
+                            return Err(Failure::System(
+                                "a reserved message does not fit: a mistake of the bridge".to_owned(),
+                            ));
+                        }
+                    }
+                    position.note(slot)?;
+                    failpoint("noted");
+                    reservation.commit()?;
+                    failpoint("committed");
+                    self.note_unreleased(next_seq, slot.from);
+                    return Ok(());
+                }
+                // The receiver is slow: the bridge waits, and the server keeps what follows.
+                Ok(None) => {}
+                Err(error @ (Error::Closed { .. } | Error::PeerDied { .. })) => {
+                    continue_sender(sender, error, self.is_path, &self.stop)?;
+                    if !self.is_path {
+                        // A receiver that had closed left the lane to be copied.
+                        let (lane, generation) = (self.sender.lane_id().0, self.sender.generation());
+                        let current = self.position.current();
+                        self.position.begin(Slot { lane, generation, ..current })?;
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Where reading would have to begin if the lane were lost with both sides.
+    fn released(&mut self) -> u64 {
+        let (next_seq, open) = (self.sender.next_seq(), self.sender.unreleased());
+        let mut released = self.position.current().released;
+        // Numbers skip 0, which at worst counts one message too few.
+        let boundary = next_seq.wrapping_sub(open as u32).wrapping_sub(u32::from(open as u32 >= next_seq));
+        while let Some(&(number, from)) = self.unreleased.front().filter(|(number, _)| is_at_most(*number, boundary)) {
+            let _ = number;
+            released = from;
+            self.unreleased.pop_front();
+        }
+        released
+    }
+
+    fn note_unreleased(&mut self, next_seq: u32, from: u64) {
+        if self.is_path {
+            return;
+        }
+        if self.unreleased.len() >= UNRELEASED_MAX {
+            self.unreleased.pop_back();
+        }
+        self.unreleased.push_back((next_seq, from));
+    }
+
+    /// At the end, by connect: what the receiver releases in time does not come a second time.
+    fn note_end(&mut self) -> Result<(), Failure> {
+        if self.is_path {
+            return Ok(());
+        }
+        // An error means that the receiver is gone; what it released is known all the same.
+        let _ = self.sender.wait_released_until(Instant::now() + RELEASE_WAIT);
+        let released = self.released();
+        let current = self.position.current();
+        self.position.begin(Slot { released, ..current })
+    }
+}
+
+/// The number after `count` more messages; numbers skip 0.
+fn seq_after(next_seq: u32, count: usize) -> u32 {
+    let next = u64::from(next_seq) + count as u64;
+    (if next > u64::from(u32::MAX) { next - u64::from(u32::MAX) } else { next }) as u32
+}
+
+/// The result of a part.
+enum Joined {
+    Whole(Bytes),
+    More,
+    NoBeginning,
+}
+
+/// Why the stream does not continue what was read of it.
+enum Problem {
+    Anew,
+    Shorter { seen: u64, last: u64 },
+    Replaced { seen: u64 },
+    Removed { from: u64, to: u64 },
+}
+
+impl Problem {
+    fn text(&self, stream: &str, position: &std::path::Path) -> String {
+        let problem = match self {
+            Problem::Anew => "was made anew".to_owned(),
+            Problem::Shorter { seen, last } => {
+                format!("has gone back: its last sequence is {last}, and {seen} is in the channel already")
+            }
+            Problem::Replaced { seen } => {
+                format!("has gone back: its message {seen} was stored at another time than the one that was read")
+            }
+            Problem::Removed { from, to } => {
+                return format!(
+                    "sequences {from} to {to} of the stream {stream} were removed before they were read: --allow-limits \
+                     continues without them"
+                );
+            }
+        };
+        format!(
+            "the stream {stream} {problem}. What is in the channel stays there; to begin again, remove {} and say \
+             --start",
+            position.display()
+        )
+    }
+}

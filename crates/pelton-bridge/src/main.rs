@@ -1,0 +1,114 @@
+//! `pelton-bridge`: carries a channel over NATS JetStream, without loss or duplicates.
+//!
+//! `outward` takes messages from a channel and publishes them; `inward` takes messages of a stream into a channel.
+//! Beside them: `wire`, what a bridge writes into a NATS message; `position`, the file that says what of a stream
+//! is in a channel; `nats`, the connection and the stream's settings; `channel`, the endpoints; `stop`, signals.
+//!
+//! The NATS client runs on a thread of its own. The main thread carries messages and may wait for the channel.
+
+mod channel;
+mod inward;
+mod nats;
+mod outward;
+mod position;
+mod stop;
+mod wire;
+
+use clap::{Parser, Subcommand};
+use pelton_cli::failure::{self, Failure};
+use std::{fmt::Display, io::Write as _, process::ExitCode};
+
+/// The exit codes in `--help`: those of `pelton`.
+const EXIT_CODES: &str = "\
+Exit codes:
+    0  done: out --once, everything is stored
+    1  out --once: the sender died
+    2  usage or bad input
+    3  refused: the stream's settings, another bridge or publisher, the position
+    4  timed out: no server accepts the connection
+    5  the system failed, or the stream has lost messages
+  130  interrupted (SIGINT): nothing is lost, the next bridge continues
+  143  terminated (SIGTERM): as for SIGINT";
+
+/// Carries pelton's channels to other machines over NATS JetStream
+#[derive(Parser)]
+#[command(name = "pelton-bridge", version, after_help = EXIT_CODES, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Take messages from a channel and publish them into a stream
+    #[command(after_help = EXIT_CODES)]
+    Out(outward::OutArgs),
+    /// Take the messages of a stream into a channel
+    #[command(after_help = EXIT_CODES)]
+    In(inward::InArgs),
+}
+
+/// Prints a line on standard error.
+fn report(text: impl Display) {
+    let _ = writeln!(std::io::stderr(), "pelton-bridge: {}", failure::printable(&text.to_string()));
+}
+
+/// For the crash test, and only in debug builds: ends this process as abruptly as `kill -9` when it passes `name` for
+/// the N-th time, if PELTON_BRIDGE_DIE_AT is NAME:N. Random kills do not meet steps of a microsecond.
+fn failpoint(name: &str) {
+    #[cfg(debug_assertions)]
+    {
+        use std::sync::{
+            LazyLock,
+            atomic::{AtomicU64, Ordering::Relaxed},
+        };
+        static WANTED: LazyLock<Option<(String, u64)>> = LazyLock::new(|| {
+            let text = std::env::var("PELTON_BRIDGE_DIE_AT").ok()?;
+            let (name, number) = text.split_once(':')?;
+            Some((name.to_owned(), number.parse().ok()?))
+        });
+        // Relaxed: one thread passes each failpoint.
+        static PASSED: AtomicU64 = AtomicU64::new(0);
+        if let Some((wanted, number)) = &*WANTED
+            && wanted == name
+            && PASSED.fetch_add(1, Relaxed) + 1 == *number
+        {
+            std::process::abort();
+        }
+    }
+    #[cfg(not(debug_assertions))]
+    let _ = name;
+}
+
+fn main() -> ExitCode {
+    failure::exit("pelton-bridge", run(&Cli::parse().command))
+}
+
+fn run(command: &Command) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::system("starting the runtime", error))?;
+    let done = runtime.block_on(async {
+        let stop = stop::Stop::install()?;
+        match command {
+            Command::Out(args) => outward::run(args, &stop).await,
+            Command::In(args) => inward::run(args, &stop).await,
+        }
+    });
+    // Requests that nobody awaits any more.
+    runtime.shutdown_background();
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_definition_of_the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

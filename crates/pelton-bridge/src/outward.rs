@@ -1,0 +1,547 @@
+//! `pelton-bridge out`: the messages of a channel into a stream.
+//!
+//! For each subject one message is in flight, with the stream sequence of the subject's last message as the
+//! expectation. So the server stores at most one of a late original and its repetitions. What a message contains is
+//! released before a message of another lane is published on the subject. So after a kill only the subject's last
+//! message can be stored and unreleased, and it says itself which message of which lane it is. A lane that is not
+//! there yet (by connect, its sender connects again some time later) stays in doubt, and every message published
+//! meanwhile carries that doubt on.
+
+use crate::{
+    channel::{Channel, Next, ReceiverEnd},
+    failpoint,
+    nats::{Direction, Nats, NatsArgs, Retry, SETTLE_TIME, meaning_of_ack},
+    report,
+    stop::Stop,
+    wire::{Doubt, HEADER_BYTES, ID_BYTES_MAX, Lane, NotBridged, Origin, is_at_most, lane_text, pack},
+};
+use async_nats::jetstream::{
+    ErrorCode,
+    context::{PublishError, PublishErrorKind},
+    message::{PublishMessage, StreamMessage},
+    stream::{Config, LastRawMessageErrorKind},
+};
+use bytes::{Bytes, BytesMut};
+use clap::Args;
+use futures_util::future::try_join_all;
+use pelton::{Chunk, LaneId, Record, raw::TakenChunk};
+use pelton_cli::failure::Failure;
+use std::{collections::HashMap, error::Error as _, time::Duration};
+use tokio::time::Instant;
+
+/// Bytes of messages taken from a lane at a time, and packed into one NATS message.
+const CHUNK_BYTES: u64 = 128 << 10;
+/// Lanes served at the same time, each with a subject of its own.
+const LANES_AT_ONCE: usize = 64;
+/// Subjects remembered; a forgotten one is read again.
+const SUBJECTS_MAX: usize = 4096;
+/// Lanes in doubt that a subject remembers: one more for each kill of a bridge whose sender does not come back.
+const DOUBTS_MAX: usize = 16;
+/// The longest text of a doubt in a header.
+const DOUBT_BYTES: usize = 96;
+/// How long a publish whose acknowledgement is missing is awaited after a signal.
+const STOP_GRACE: Duration = Duration::from_secs(2);
+
+/// Options of `pelton-bridge out`.
+#[derive(Args)]
+pub struct OutArgs {
+    /// The channel: a short name or unix:PATH, where this bridge listens for senders, or path:DIR
+    pub channel: String,
+    /// The subject; {lane} in it becomes the identity of the sender's lane, so that senders are independent
+    #[arg(long, value_name = "SUBJECT")]
+    subject: String,
+    #[command(flatten)]
+    nats: NatsArgs,
+    /// The name of this bridge, the same after each restart and in a standby [default: HOST/CHANNEL]
+    #[arg(long, value_name = "NAME")]
+    id: Option<String>,
+    /// Put several messages into one NATS message: for streams that only `pelton-bridge in` reads
+    #[arg(long)]
+    packed: bool,
+    /// End when the sender has closed and everything is stored; takes one sender
+    #[arg(long)]
+    once: bool,
+    /// Wait without limit while another process receives from the channel, and then take over
+    #[arg(long)]
+    standby: bool,
+}
+
+/// What is known about a subject.
+struct Subject {
+    name: String,
+    /// The stream sequence of its last message; 0: it has none.
+    last: u64,
+    /// Whether this process has stored a message there: no predecessor can any more.
+    is_mine: bool,
+    doubts: Vec<Doubt>,
+}
+
+/// The outcome of one publish.
+enum Stored {
+    Mine,
+    /// A message that a predecessor had in flight was stored instead, and reaches this far.
+    Predecessors(Doubt),
+}
+
+/// Messages of one lane.
+struct Work<'a> {
+    lane: Lane,
+    generation: u32,
+    chunk: Chunk<'a>,
+}
+
+struct Outward {
+    nats: Nats,
+    config: Config,
+    id: String,
+    run: u64,
+    packed: bool,
+    stop: Stop,
+}
+
+/// Runs `pelton-bridge out`.
+pub async fn run(args: &OutArgs, stop: &Stop) -> Result<(), Failure> {
+    let channel = Channel::parse(&args.channel)?;
+    let id = args.id.clone().unwrap_or_else(|| channel.default_id());
+    if id.is_empty() || id.len() > ID_BYTES_MAX || id.contains(|c: char| c.is_control() || !c.is_ascii()) {
+        return Err(Failure::Input(format!(
+            "the name {id:?} cannot be used: want 1 to {ID_BYTES_MAX} ASCII characters"
+        )));
+    }
+    let (nats, info) = args.nats.connect(Direction::Out, args.subject.replace("{lane}", "*"), stop).await?;
+    let out = Outward { nats, config: info.config, id, run: random(), packed: args.packed, stop: stop.clone() };
+    let mut subjects = HashMap::new();
+    if !args.subject.contains("{lane}") {
+        // Before a sender can come: a subject that cannot be used is refused at the start.
+        subjects.insert(args.subject.clone(), out.open_subject(args.subject.clone()).await?);
+    }
+    let mut receiver = channel.open_receiver(args.once, args.standby, stop).await?;
+    report(format_args!(
+        "out: {} to {} in stream {}; {}",
+        args.channel,
+        args.subject,
+        out.nats.stream,
+        meaning_of_ack(&out.config)
+    ));
+    let done = out.carry(args, &mut receiver, &mut subjects).await;
+    if done.is_err() && !matches!(channel, Channel::Path(_)) {
+        // To close would make the senders copy what is unreleased into new lanes, and whether it is stored may be in
+        // doubt. They detect the end of this process, keep their lanes, and offer them to the next one.
+        std::mem::forget(receiver);
+    }
+    done
+}
+
+/// A number that no other process has.
+fn random() -> u64 {
+    use std::hash::{BuildHasher as _, Hasher as _};
+    std::hash::RandomState::new().build_hasher().finish()
+}
+
+impl Outward {
+    /// Carries messages until the channel ends, or a signal.
+    async fn carry(
+        &self,
+        args: &OutArgs,
+        receiver: &mut ReceiverEnd,
+        subjects: &mut HashMap<String, Subject>,
+    ) -> Result<(), Failure> {
+        loop {
+            self.stop.check()?;
+            let taken = match self.take(args, receiver) {
+                Ok(taken) if taken.is_empty() => receiver.ready(&self.stop).await?.map(|()| taken),
+                taken => taken,
+            };
+            let taken = match taken {
+                Ok(taken) => taken,
+                Err(error) => match receiver.continue_after(error, args.once)? {
+                    Next::Continue => continue,
+                    Next::Done => return Ok(()),
+                },
+            };
+            // By subject, each with its chunks in order.
+            let mut groups: Vec<(Subject, Vec<Work<'_>>)> = Vec::new();
+            for (taken, generation) in &taken {
+                let lane = checked_lane(taken.id)?;
+                let name = args.subject.replace("{lane}", &lane_text(lane));
+                let bytes = receiver.get().bytes_of(taken);
+                let chunk = Chunk::new(taken.id, taken.peer, taken.chunk.first_seq, taken.chunk.messages, bytes);
+                let work = Work { lane, generation: *generation, chunk };
+                match groups.iter_mut().find(|(subject, _)| subject.name == name) {
+                    Some((_, works)) => works.push(work),
+                    None => {
+                        let subject = match subjects.remove(&name) {
+                            Some(subject) => subject,
+                            None => self.open_subject(name).await?,
+                        };
+                        groups.push((subject, vec![work]));
+                    }
+                }
+            }
+            let done =
+                try_join_all(groups.into_iter().map(|(subject, works)| self.publish_all(subject, works))).await?;
+            failpoint("unreleased");
+            receiver.get_mut().release_chunks();
+            if subjects.len() > SUBJECTS_MAX {
+                subjects.clear();
+            }
+            for (mut subject, lanes) in done {
+                // Released now.
+                subject.doubts.retain(|doubt| !lanes.contains(&doubt.lane));
+                subjects.insert(subject.name.clone(), subject);
+            }
+        }
+    }
+
+    /// Takes the available messages: of one lane, or of several if each has a subject of its own.
+    fn take(&self, args: &OutArgs, receiver: &mut ReceiverEnd) -> pelton::Result<Vec<(TakenChunk, u32)>> {
+        let most = if args.subject.contains("{lane}") { LANES_AT_ONCE } else { 1 };
+        let mut taken = Vec::new();
+        while taken.len() < most {
+            match receiver.get_mut().take_chunk(CHUNK_BYTES, |_| None) {
+                Ok(Some(chunk)) => taken.push((chunk, receiver.get().generation())),
+                Ok(None) => break,
+                // What was taken first: the next call returns the error again.
+                Err(_) if !taken.is_empty() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Reads the last message of a subject.
+    async fn open_subject(&self, name: String) -> Result<Subject, Failure> {
+        let mut subject = Subject { name, last: 0, is_mine: false, doubts: Vec::new() };
+        let Some(message) = self.read_last(&subject.name).await? else { return Ok(subject) };
+        let origin = self.own_origin(&subject.name, &message)?;
+        subject.last = message.sequence;
+        subject.is_mine = origin.run == self.run;
+        subject.doubts = origin.doubts.clone();
+        subject.add_doubt(origin.reached(message.payload.len()));
+        Ok(subject)
+    }
+
+    /// The origin of a message of this bridge; fails for another's.
+    fn own_origin(&self, subject: &str, message: &StreamMessage) -> Result<Origin, Failure> {
+        let sequence = message.sequence;
+        let problem = match Origin::parse(&message.headers) {
+            Ok(origin) if origin.bridge == self.id => return Ok(origin),
+            Ok(origin) => {
+                format!(
+                    "is of the bridge {:?}, and this one is {:?}: --id, if this one succeeds it",
+                    origin.bridge, self.id
+                )
+            }
+            Err(NotBridged::Foreign) => "is not of a bridge: something else publishes there".to_owned(),
+            Err(NotBridged::Damaged(header)) => format!("has a damaged header {header}"),
+        };
+        Err(Failure::Refused(format!(
+            "message {sequence} of stream {}, the last on {subject}, {problem}; otherwise use another subject. Nothing \
+             that is not stored was released",
+            self.nats.stream
+        )))
+    }
+
+    /// The last message of a subject, from the stream's leader.
+    async fn read_last(&self, subject: &str) -> Result<Option<StreamMessage>, Failure> {
+        let mut retry = Retry::new("reading the subject's last message");
+        let grace = self.grace();
+        tokio::pin!(grace);
+        loop {
+            let read = async {
+                match self.nats.jetstream.get_stream_no_info(&self.nats.stream).await {
+                    Ok(stream) => {
+                        stream.get_last_raw_message_by_subject(subject).await.map_err(|error| match error.kind() {
+                            LastRawMessageErrorKind::NoMessageFound => None,
+                            _ => Some(error.to_string()),
+                        })
+                    }
+                    Err(error) => Err(Some(error.to_string())),
+                }
+            };
+            let error = tokio::select! {
+                read = read => match read {
+                    Ok(message) => return Ok(Some(message)),
+                    Err(None) => return Ok(None),
+                    Err(Some(error)) => error,
+                },
+                failure = &mut grace => return Err(failure),
+            };
+            tokio::select! {
+                failure = &mut grace => return Err(failure),
+                () = retry.pause_through(error) => {}
+            }
+        }
+    }
+
+    /// The failure that a signal causes, some time after it: a publish in flight is decided first, if the server
+    /// answers.
+    async fn grace(&self) -> Failure {
+        let failure = self.stop.requested().await;
+        tokio::time::sleep(STOP_GRACE).await;
+        failure
+    }
+
+    /// Publishes the messages of chunks on one subject, in order. Returns the lanes whose doubts end when the chunks
+    /// are released.
+    async fn publish_all(&self, mut subject: Subject, works: Vec<Work<'_>>) -> Result<(Subject, Vec<Lane>), Failure> {
+        let mut lanes = Vec::new();
+        for work in works {
+            self.publish_chunk(&mut subject, &work).await?;
+            lanes.push(work.lane);
+        }
+        Ok((subject, lanes))
+    }
+
+    async fn publish_chunk(&self, subject: &mut Subject, work: &Work<'_>) -> Result<(), Failure> {
+        let records: Vec<Record<'_>> = work.chunk.records().collect();
+        if records.len() != work.chunk.message_count() as usize {
+            return Err(Failure::System(format!(
+                "{} of {} messages are valid: their sender wrote into committed messages",
+                records.len(),
+                work.chunk.message_count()
+            )));
+        }
+        // A reader drops the parts of a message that another one follows.
+        for doubt in subject.doubts.iter_mut().filter(|doubt| doubt.lane != work.lane && !doubt.is_whole()) {
+            doubt.end = 0;
+        }
+        let mut at = 0;
+        while let Some(record) = records.get(at) {
+            let payload = record.payload();
+            let Some(begin) = subject.missing_from(work.lane, record.seq(), payload.len() as u64) else {
+                at += 1;
+                continue;
+            };
+            let limit = self.body_bytes_max(subject)?;
+            let together = if self.packed && begin == 0 { fitting(&records[at..], limit) } else { 0 };
+            let stored = if together > 0 {
+                let mut body = BytesMut::new();
+                let packed = &records[at..at + together];
+                packed.iter().for_each(|record| pack(&mut body, record.payload()));
+                let number = packed.last().expect("one at least").seq();
+                let origin = Origin { count: Some(together as u32), ..self.origin(subject, work, number) };
+                self.publish(subject, &origin, body.freeze()).await?
+            } else {
+                // A copy: every repetition has the same bytes, even if a hostile sender changes its own.
+                let payload = Bytes::copy_from_slice(payload);
+                self.publish_parts(subject, work, record.seq(), begin, payload, limit).await?
+            };
+            match stored {
+                Stored::Mine => at += together.max(1),
+                // What of these messages is missing is decided anew.
+                Stored::Predecessors(doubt) => subject.add_doubt(doubt),
+            }
+        }
+        Ok(())
+    }
+
+    /// Publishes a message from byte `begin` on, in parts if it is too large for one.
+    async fn publish_parts(
+        &self,
+        subject: &mut Subject,
+        work: &Work<'_>,
+        number: u32,
+        begin: u64,
+        mut rest: Bytes,
+        limit: usize,
+    ) -> Result<Stored, Failure> {
+        let total = rest.len() as u64;
+        let is_whole = begin == 0 && rest.len() <= limit;
+        let mut offset = begin;
+        let _ = rest.split_to(begin as usize);
+        loop {
+            let body = rest.split_to(rest.len().min(limit));
+            let part = (!is_whole).then_some((offset, total));
+            offset += body.len() as u64;
+            let origin = Origin { part, ..self.origin(subject, work, number) };
+            match self.publish(subject, &origin, body).await? {
+                Stored::Mine if !rest.is_empty() => {}
+                stored => return Ok(stored),
+            }
+        }
+    }
+
+    fn origin(&self, subject: &Subject, work: &Work<'_>, number: u32) -> Origin {
+        Origin {
+            bridge: self.id.clone(),
+            run: self.run,
+            lane: work.lane,
+            generation: work.generation,
+            number,
+            count: None,
+            part: None,
+            doubts: subject.doubts.iter().filter(|doubt| doubt.lane != work.lane).copied().collect(),
+        }
+    }
+
+    fn body_bytes_max(&self, subject: &Subject) -> Result<usize, Failure> {
+        let headers = HEADER_BYTES + self.id.len() + subject.doubts.len() * DOUBT_BYTES;
+        match self.nats.body_bytes_max(&self.config, headers) {
+            limit @ 1.. => Ok(limit),
+            0 => Err(Failure::Refused(format!(
+                "the server or the stream takes messages of fewer bytes than the {headers} of a bridge's headers: \
+                 raise max_payload, or max_msg_size"
+            ))),
+        }
+    }
+
+    /// Publishes one message, and waits until it is stored. Repeats it, with the same expectation, until that is
+    /// decided.
+    async fn publish(&self, subject: &mut Subject, origin: &Origin, body: Bytes) -> Result<Stored, Failure> {
+        let headers = origin.headers();
+        let mut connections = self.nats.connections.clone();
+        let mut retry = Retry::new("publishing");
+        let mut lost_since = None;
+        let grace = self.grace();
+        tokio::pin!(grace);
+        loop {
+            connections.mark_unchanged();
+            let message = PublishMessage::build()
+                .payload(body.clone())
+                .headers(headers.clone())
+                .expected_last_subject_sequence(subject.last);
+            let attempt = async { self.nats.jetstream.send_publish(subject.name.clone(), message).await?.await };
+            let problem = tokio::select! {
+                result = attempt => match result {
+                    Ok(ack) if ack.stream != self.nats.stream => {
+                        return Err(Failure::Refused(format!(
+                            "{} is a subject of the stream {}, not of {}: name that stream, or another subject",
+                            subject.name, ack.stream, self.nats.stream
+                        )));
+                    }
+                    Ok(ack) => {
+                        failpoint("stored");
+                        (subject.last, subject.is_mine) = (ack.sequence, true);
+                        return Ok(Stored::Mine);
+                    }
+                    Err(error) => self.problem_of(&error)?,
+                },
+                // The connection was lost in between, perhaps with the message or its acknowledgement.
+                _ = connections.changed() => None,
+                failure = &mut grace => return Err(failure),
+            };
+            // The server may have stored it nevertheless: the subject's last message decides.
+            let last = self.read_last(&subject.name).await?;
+            match last {
+                Some(message) if message.sequence > subject.last => return self.decide(subject, origin, &message),
+                Some(message) if message.sequence == subject.last => lost_since = None,
+                None if subject.last == 0 => lost_since = None,
+                // A server that is starting, or a new leader, may not have read all of its files yet.
+                found => {
+                    let since = *lost_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() > SETTLE_TIME {
+                        let found = found.map_or("none".to_owned(), |message| message.sequence.to_string());
+                        return Err(Failure::System(format!(
+                            "the stream {} has lost messages: the last one on {} was acknowledged as {}, now it is \
+                             {found}. The messages in between were released, and are gone unless a reader has them: \
+                             restart the bridge to continue",
+                            self.nats.stream, subject.name, subject.last
+                        )));
+                    }
+                }
+            }
+            if let Some(problem) = problem {
+                tokio::select! {
+                    failure = &mut grace => return Err(failure),
+                    () = retry.pause_through(problem) => {}
+                }
+            }
+        }
+    }
+
+    /// A later message than the expected one is the last on the subject: whose is it?
+    fn decide(&self, subject: &mut Subject, sent: &Origin, message: &StreamMessage) -> Result<Stored, Failure> {
+        let found = self.own_origin(&subject.name, message)?;
+        subject.last = message.sequence;
+        if found.run == self.run && (found.lane, found.number, found.part) == (sent.lane, sent.number, sent.part) {
+            subject.is_mine = true;
+            return Ok(Stored::Mine);
+        }
+        if found.run != self.run && !subject.is_mine {
+            return Ok(Stored::Predecessors(found.reached(message.payload.len())));
+        }
+        Err(Failure::Refused(format!(
+            "another bridge with the name {:?} has published message {} on {}: one of the two must end, or have another \
+             --id",
+            self.id, message.sequence, subject.name
+        )))
+    }
+
+    /// Why a publish failed, if a pause is due before the next attempt. Fails if no attempt can succeed.
+    fn problem_of(&self, error: &PublishError) -> Result<Option<String>, Failure> {
+        let code = error
+            .source()
+            .and_then(|source| source.downcast_ref::<async_nats::jetstream::Error>())
+            .map(|error| error.error_code());
+        match (error.kind(), code) {
+            (PublishErrorKind::WrongLastSequence, _) | (_, Some(ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT)) => {
+                Ok(None)
+            }
+            (PublishErrorKind::MaxPayloadExceeded, _) | (_, Some(ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM)) => {
+                Err(Failure::Refused(format!(
+                    "{error}: the server or the stream takes smaller messages than when the bridge started. Restart it"
+                )))
+            }
+            (PublishErrorKind::StreamNotFound, _) => {
+                Ok(Some("no stream takes the subject, or JetStream is not ready".to_owned()))
+            }
+            _ => Ok(Some(match error.source() {
+                Some(source) => format!("{error}: {source}"),
+                None => error.to_string(),
+            })),
+        }
+    }
+}
+
+impl Subject {
+    /// The first byte of a message that is not known to be stored; `None`: all of it is.
+    fn missing_from(&self, lane: Lane, number: u32, bytes: u64) -> Option<u64> {
+        let Some(doubt) = self.doubts.iter().find(|doubt| doubt.lane == lane) else { return Some(0) };
+        match is_at_most(number, doubt.number) {
+            false => Some(0),
+            true if number != doubt.number || doubt.is_whole() => None,
+            // Of another size it cannot be that message.
+            true if doubt.total != bytes => Some(0),
+            true => Some(doubt.end),
+        }
+    }
+
+    fn add_doubt(&mut self, doubt: Doubt) {
+        self.doubts.retain(|other| other.lane != doubt.lane);
+        if self.doubts.len() == DOUBTS_MAX {
+            let forgotten = self.doubts.remove(0);
+            report(format_args!(
+                "{}: whether message {} of lane {} is stored is forgotten, because the senders of {DOUBTS_MAX} lanes \
+                 have not come back",
+                self.name,
+                forgotten.number,
+                lane_text(forgotten.lane)
+            ));
+        }
+        self.doubts.push(doubt);
+    }
+}
+
+/// How many of the first messages fit into one packed body.
+fn fitting(records: &[Record<'_>], limit: usize) -> usize {
+    let mut bytes = 0;
+    records
+        .iter()
+        .take_while(|record| {
+            bytes += record.payload().len() + 4;
+            bytes <= limit
+        })
+        .count()
+}
+
+fn checked_lane(id: LaneId) -> Result<Lane, Failure> {
+    if id == LaneId::NONE {
+        return Err(Failure::Refused(
+            "the file system of the channel reports no creation times, so a restarted bridge cannot recognise its \
+             lanes: put the channel on tmpfs, ext4, xfs or btrfs"
+                .to_owned(),
+        ));
+    }
+    Ok(id.0)
+}

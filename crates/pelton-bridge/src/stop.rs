@@ -1,0 +1,60 @@
+//! The end that a signal asks for.
+
+use pelton_cli::failure::Failure;
+use std::{io, time::Duration};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+
+/// Whether a signal has arrived, and which. The second signal ends the process immediately.
+#[derive(Clone)]
+pub struct Stop(watch::Receiver<i32>);
+
+impl Stop {
+    /// Catches SIGINT and SIGTERM from now on. Call this in a Tokio runtime.
+    pub fn install() -> Result<Stop, Failure> {
+        let (send, receive) = watch::channel(0);
+        let catch = |kind| signal(kind).map_err(|error: io::Error| Failure::system("cannot catch signals", error));
+        let (mut interrupt, mut terminate) = (catch(SignalKind::interrupt())?, catch(SignalKind::terminate())?);
+        tokio::spawn(async move {
+            loop {
+                let number = tokio::select! {
+                    _ = interrupt.recv() => 2,
+                    _ = terminate.recv() => 15,
+                };
+                if *send.borrow() != 0 {
+                    std::process::exit(128 + number);
+                }
+                send.send_replace(number);
+            }
+        });
+        Ok(Stop(receive))
+    }
+
+    /// Fails once a signal has arrived.
+    pub fn check(&self) -> Result<(), Failure> {
+        match *self.0.borrow() {
+            0 => Ok(()),
+            number => Err(Failure::Signal(number)),
+        }
+    }
+
+    /// Waits for a signal.
+    pub async fn requested(&self) -> Failure {
+        let mut receive = self.0.clone();
+        match receive.wait_for(|number| *number != 0).await {
+            Ok(number) => Failure::Signal(*number),
+            // The task that catches signals lives as long as the runtime.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Waits for `time`; fails at once when a signal arrives.
+    pub async fn pause(&self, time: Duration) -> Result<(), Failure> {
+        tokio::select! {
+            failure = self.requested() => Err(failure),
+            () = tokio::time::sleep(time) => Ok(()),
+        }
+    }
+}
