@@ -72,12 +72,17 @@ pub fn run(args: &MetricsArgs) -> Result<(), Failure> {
     http::serve(&listener, &signals, |format| exporter.scrape(format))
 }
 
+/// The name of a side, and what it has counted.
+type Side = (&'static str, fn(&Reading) -> u64);
+/// A name, what it means, its unit, and its value.
+type Gauge = (&'static str, &'static str, Option<Unit>, fn(&Series) -> f64);
+
 /// A counter: its series in each channel, with the label `side` if there are two.
 struct Counter {
     name: &'static str,
     help: &'static str,
     unit: Option<Unit>,
-    series: &'static [(&'static str, fn(&Reading) -> u64)],
+    series: &'static [Side],
 }
 
 const COUNTERS: [Counter; 7] = [
@@ -295,7 +300,7 @@ impl Collector for Snapshot {
             }
             first += series.len();
         }
-        let gauges: [(&str, &str, Option<Unit>, fn(&Series) -> f64); 5] = [
+        let gauges: [Gauge; 5] = [
             ("lanes", "Lanes: one for each sender", None, |of| of.lanes as f64),
             ("capacity", "Bytes that its lanes can hold", Some(Unit::Bytes), |of| of.capacity as f64),
             ("waiting_messages", "Messages that are sent and not released", None, |of| of.waiting_messages as f64),
