@@ -1,5 +1,6 @@
 //! Why a command failed: one kind per exit code, with the text for standard error.
 
+use rustix::io::Errno;
 use std::{
     fmt::{Display, Write as _},
     io::{self, Write as _},
@@ -59,12 +60,14 @@ impl Failure {
 
     /// A record file that cannot be opened: bad input if its path is to blame, and not the system.
     pub fn of_file(error: pelton::Error) -> Failure {
-        use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, PermissionDenied};
+        use io::ErrorKind::{IsADirectory, NotADirectory, NotFound};
         use pelton::Error::{File, NotARecordFile, System};
         let is_input = match &error {
             NotARecordFile { .. } => true,
             System { error, .. } | File { error, .. } => {
-                matches!(error.kind(), NotFound | PermissionDenied | IsADirectory | NotADirectory)
+                // EPERM, which is PermissionDenied too, is the system's: it forbids the call.
+                matches!(error.kind(), NotFound | IsADirectory | NotADirectory)
+                    || error.raw_os_error() == Some(Errno::ACCESS.raw_os_error())
             }
             _ => false,
         };

@@ -69,7 +69,7 @@ const COLUMNS: [Column; 12] = [
     Column("NAME", 16, Align::End),
     Column("KIND", 8, Align::Left),
     Column("SENDER", 13, Align::Left),
-    Column("RECEIVER", 13, Align::Left),
+    Column("RECEIVER", 12, Align::Left),
     Column("WAITS", 5, Align::Right),
     Column("FULL", 4, Align::Right),
     Column("WAITS-B", 7, Align::Right),
