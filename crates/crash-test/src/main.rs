@@ -15,6 +15,7 @@ mod ledger;
 mod many_senders;
 mod many_senders_side;
 mod message;
+mod observers;
 mod plan;
 mod processes;
 mod report;
@@ -26,6 +27,7 @@ use clap::{Parser, Subcommand};
 use journal::{DONE, FAILED, Journal, Word};
 use ledger::{Fault, FaultKind, JournalEntries, Ledger};
 use message::{Random, Sizes, mix};
+use observers::{Observed, Observers};
 use pelton_cli::{
     failure::{self, Failure},
     progress::Progress,
@@ -79,6 +81,9 @@ struct CrashTestArgs {
     /// Kill the sides of another channel; COMMAND is its program: see verify/controls/README.md
     #[arg(long, value_name = "COMMAND")]
     against: Option<String>,
+    /// Observe the channels meanwhile by PROGRAM, the tool `pelton`: its tail, top and ls, which are killed too
+    #[arg(long, value_name = "PROGRAM", conflicts_with = "against")]
+    observers: Option<String>,
     /// Report one JSON object
     #[arg(long)]
     json: bool,
@@ -151,6 +156,8 @@ fn run(args: &CrashTestArgs) -> Result<(), Failure> {
             bytes: 0,
             redelivered: 0,
             deaths_outlived_most: 0,
+            kills_of_observers: 0,
+            bytes_observed: 0,
             detected_late: false,
             detection: Vec::new(),
             faults: Vec::new(),
@@ -160,6 +167,10 @@ fn run(args: &CrashTestArgs) -> Result<(), Failure> {
         detection_ns: [Vec::new(), Vec::new()],
     };
     test.entries_before = test.temporary_entries();
+    let observers = args
+        .observers
+        .as_ref()
+        .map(|program| Observers::start(program, &test.directory(), test.root.path().join("observed"), seed));
     let began = Instant::now();
     let deadline = args.minutes.map(|minutes| began + Duration::from_secs(60 * minutes));
     // Each combination takes part, and the kills are divided among them: a survivor outlives that many deaths.
@@ -195,6 +206,10 @@ fn run(args: &CrashTestArgs) -> Result<(), Failure> {
         }
     }
     test.progress.erase();
+    if let Some(observers) = observers {
+        let Observed { kills, bytes } = observers.finish()?;
+        (test.report.kills_of_observers, test.report.bytes_observed) = (kills, bytes);
+    }
     let CrashTest { root, mut report, detection_ns, .. } = test;
     report.seconds = began.elapsed().as_secs_f64();
     report.detection = [(Transport::Connect, &detection_ns[0]), (Transport::Path, &detection_ns[1])]

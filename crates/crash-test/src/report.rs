@@ -68,6 +68,9 @@ pub struct Report {
     pub redelivered: u64,
     /// By one process whose descriptors and mappings were counted after each.
     pub deaths_outlived_most: u64,
+    /// Of `--observers`.
+    pub kills_of_observers: u64,
+    pub bytes_observed: u64,
     /// A median exceeds 10 ms.
     pub detected_late: bool,
     pub detection: Vec<DetectionTimes>,
@@ -103,6 +106,10 @@ impl Report {
             row("of many senders or their receiver", self.kills_of_many)?;
         }
         row("deaths that one survivor outlived", self.deaths_outlived_most)?;
+        if self.kills_of_observers > 0 {
+            row("observers killed", self.kills_of_observers)?;
+            row("bytes that observers printed", self.bytes_observed)?;
+        }
         row("messages received and checked", *messages)?;
         if self.against.is_none() {
             row("messages checked in record files", self.messages_in_files)?;
