@@ -43,13 +43,13 @@ pub struct TailArgs {
     /// How each message is printed; control characters are escaped
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     format: Format,
-    /// Print only messages that contain TEXT; or, with jq:PATH, JSON messages that have a value there other than null
-    /// and false; or, with jq:PATH==VALUE, that value
+    /// Print only messages that contain TEXT; or, with re:REGEX, in which it matches; or, with jq:PATH, JSON messages
+    /// that have a value there other than null and false; or, with jq:PATH==VALUE, that value
     ///
-    /// PATH is as in jq: .user.name or .items[0].id. VALUE is JSON, or else a text: jq:.level==error. Messages
-    /// above 1 MiB do not match a path. With several filters, all must match. `pelton tail NAME |
-    /// grep` has regular expressions.
-    #[arg(long = "filter", value_name = "TEXT|jq:PATH", value_parser = filter)]
+    /// REGEX is that of Rust's crate regex, without look-around and back-references: re:^(GET|PUT) /users/\d+. PATH is
+    /// as in jq: .user.name or .items[0].id. VALUE is JSON, or else a text: jq:.level==error. Messages above 1 MiB do
+    /// not match a path. With several filters, all must match.
+    #[arg(long = "filter", value_name = "TEXT|re:REGEX|jq:PATH", value_parser = filter)]
     filters: Vec<Filter>,
     /// End after this number of printed messages
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -79,9 +79,10 @@ enum Format {
     Pretty,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 enum Filter {
     Contains(Vec<u8>),
+    Matches(regex::bytes::Regex),
     Path { steps: Vec<Step>, value: Option<serde_json::Value> },
 }
 
@@ -93,6 +94,9 @@ enum Step {
 }
 
 fn filter(text: &str) -> Result<Filter, String> {
+    if let Some(regex) = text.strip_prefix("re:") {
+        return regex::bytes::Regex::new(regex).map(Filter::Matches).map_err(|error| error.to_string());
+    }
     let Some(text) = text.strip_prefix("jq:") else { return Ok(Filter::Contains(text.as_bytes().to_vec())) };
     let wanted = || format!("found `{text}`, want a path such as .user.name or .items[0].id, perhaps with ==VALUE");
     let (path, value) = match text.split_once("==") {
@@ -126,6 +130,7 @@ fn filter(text: &str) -> Result<Filter, String> {
 impl Filter {
     fn matches(&self, payload: &[u8]) -> bool {
         match self {
+            Filter::Matches(regex) => regex.is_match(payload),
             Filter::Contains(text) => memchr::memmem::find(payload, text).is_some(),
             Filter::Path { steps, value } => {
                 if payload.len() > FORMATTED_BYTES_MAX {
@@ -497,10 +502,15 @@ mod tests {
             ("jq:.missing==null", true),
             ("jq:.missing", false),
             ("jq:.", true),
+            ("re:\"id\":[0-9]+\\}", true),
+            ("re:^ada", false),
+            ("re:(?i)ADA", true),
         ] {
             assert_eq!(matches(text, message), matching, "{text}");
         }
         assert!(!matches("jq:.", b"not JSON"));
+        assert!(matches(r"re:(?-u)^\xff.$", b"\xff\xfe") && !matches("re:.", b"\xff"), "bytes that are no text");
+        assert!(filter("re:(").unwrap_err().contains("unclosed group"));
         for bad in ["jq:", "jq:user", "jq:.a..b", "jq:.[x]", "jq:.a[", "jq:==1"] {
             assert!(filter(bad).is_err(), "{bad}");
         }

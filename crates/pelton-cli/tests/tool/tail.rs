@@ -161,6 +161,8 @@ fn hostile_content_is_escaped_and_formats_and_filters_apply() {
     );
     assert_eq!(tail(&["-n", "1", "--filter", "info"]), all[3..]);
     assert_eq!(tail(&["-n", "1", "--filter", "jq:.level==error", "--filter", "jq:.n[0]==1"]), all[2..3]);
+    assert_eq!(tail(&["-n", "1", "--filter", "re:\"level\":\"(info|debug)\""]), all[3..]);
+    dirs.run(&["tail", &channel, "--filter", "re:["]).assert(2, &["unclosed character class"]);
     let ended = dirs.run(&["tail", &channel, "--since-start", "-n", "1", "--format", "hex"]);
     let text = String::from_utf8(ended.stdout).unwrap();
     assert!(text.contains("0:1 10 bytes\n    00000000  1b 5d 30 3b 74 69 74 6c 65 07"), "{text}");
