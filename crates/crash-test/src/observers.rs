@@ -1,5 +1,5 @@
-//! Observers of the channels while their sides are killed: `pelton tail`, `top` and `ls`, which the test kills at random
-//! moments too. They may change nothing, so the faults are those of the sides.
+//! Observers of the channels while their sides are killed: `pelton tail`, `top` and `ls`, which the test kills at
+//! random moments too. They may change nothing, so the faults are those of the sides.
 
 use super::message::{Random, mix};
 use pelton_cli::failure::Failure;
