@@ -1,5 +1,5 @@
-//! Observers of the channels while their sides are killed: `pelton tail`, `top` and `ls`, which the test kills at random
-//! moments too. They may change nothing, so the faults are those of the sides.
+//! Observers of the channels while their sides are killed: `pelton tail`, `top` and `ls`, which the test kills at
+//! random moments too. They may change nothing, so the faults are those of the sides.
 
 use super::message::{Random, mix};
 use pelton_cli::failure::Failure;
@@ -88,9 +88,8 @@ fn observe(
             let is_over = stopped.recv_timeout(life) != Err(RecvTimeoutError::Timeout);
             observed.kills += u64::from(observer.kill()?);
             // `ls` and `top` print of other channels too.
-            let text = std::fs::read_to_string(output).unwrap_or_default();
-            if command[0] == "tail" || text.contains(place) {
-                observed.bytes += text.len() as u64;
+            if command[0] == "tail" || std::fs::read_to_string(output)?.contains(place) {
+                observed.bytes += printed.metadata()?.len();
             }
             if is_over {
                 return Ok(observed);

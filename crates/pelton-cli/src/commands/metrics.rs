@@ -32,7 +32,8 @@ use std::{
 pub struct MetricsArgs {
     /// Serve them at http://ADDRESS/metrics until interrupted [without an ADDRESS: 127.0.0.1:9464]
     ///
-    /// ADDRESS is an IP address and a port; with port 0 the system chooses one. Every user who can connect there can read them, among them the names of channels.
+    /// ADDRESS is an IP address and a port; with port 0 the system chooses one. Every process that can connect there
+    /// can read the metrics, and in them the names of channels.
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1:9464")]
     listen: Option<SocketAddr>,
     /// The format on standard output. Over HTTP the client chooses
