@@ -187,8 +187,7 @@ impl Inner {
             sys::napi_get_reference_value(env, self.callback, &mut callback);
             sys::napi_get_global(env, &mut global);
             if !callback.is_null() {
-                let status =
-                    sys::napi_make_callback(env, self.context, global, callback, 0, ptr::null(), &mut result);
+                let status = sys::napi_make_callback(env, self.context, global, callback, 0, ptr::null(), &mut result);
                 if status == sys::Status::napi_pending_exception {
                     let mut exception = ptr::null_mut();
                     sys::napi_get_and_clear_last_exception(env, &mut exception);
