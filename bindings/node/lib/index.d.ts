@@ -65,7 +65,7 @@ export interface Token {
 }
 
 declare abstract class Endpoint {
-  private constructor();
+  protected constructor();
   /**
    * After `peer_died`: waits for the peer's successor, which gets the lane. Fails with `refused` while the peer is
    * alive. Until it has ended, the object does nothing else.
