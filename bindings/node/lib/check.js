@@ -1,0 +1,87 @@
+'use strict';
+// Checks of arguments: before anything is begun.
+
+const { invalidType, invalidValue } = require('./errors.js');
+
+const CONNECT = ['timeout', 'signal', 'capacity', 'messageBytesMax', 'allowUids', 'spin'];
+const LISTEN = ['capacity', 'messageBytesMax', 'allowUids', 'spin'];
+
+/** The options of each function that opens something. */
+const TAKEN = {
+  connect: CONNECT,
+  listen: LISTEN,
+  gather: [...LISTEN, 'lanes'],
+  threads: ['capacity', 'messageBytesMax', 'spin'],
+  open: ['timeout', 'signal', 'allowUids', 'mode', 'spin', 'create'],
+  create: [...CONNECT, 'mode', 'lanes', 'create'],
+  client: [...CONNECT, 'callBytesMax', 'memoryBytesMax'],
+  service: [...LISTEN, 'callBytesMax', 'memoryBytesMax', 'lanes'],
+};
+
+function isUint32(value) {
+  return Number.isInteger(value) && value >= 0 && value <= 0xffffffff;
+}
+
+function checkTimeout(timeout) {
+  if (timeout === undefined) return;
+  if (typeof timeout !== 'number') throw invalidType('timeout', timeout, 'milliseconds');
+  if (Number.isNaN(timeout)) throw invalidValue('timeout', timeout, 'milliseconds, or Infinity for no limit');
+}
+
+function checkSignal(signal) {
+  if (signal !== undefined && !(signal instanceof AbortSignal)) throw invalidType('signal', signal, 'an AbortSignal');
+}
+
+/** The options of a wait: `{timeout, signal}`. */
+function checkWait(options) {
+  if (options === null || typeof options !== 'object') throw invalidType('options', options, 'an object');
+  checkTimeout(options.timeout);
+  checkSignal(options.signal);
+  return options;
+}
+
+/** The options for the addon, of a function's list. */
+function checkOptions(options, kind) {
+  if (options === null || typeof options !== 'object') throw invalidType('options', options, 'an object');
+  const given = {};
+  for (const [name, value] of Object.entries(options)) {
+    if (!TAKEN[kind].includes(name)) {
+      throw invalidValue('an option', name, `one of ${TAKEN[kind].join(', ')}`);
+    }
+    if (value === undefined || name === 'signal' || name === 'create') continue;
+    switch (name) {
+      case 'timeout':
+        checkTimeout(value);
+        break;
+      case 'spin':
+        if (typeof value !== 'boolean') throw invalidType(name, value, 'a boolean');
+        break;
+      case 'allowUids':
+        if (!Array.isArray(value) || !value.every(isUint32)) throw invalidType(name, value, 'an array of uids');
+        break;
+      case 'lanes':
+      case 'mode':
+        if (!isUint32(value)) throw invalidValue(name, value, 'an integer from 0 to 4294967295');
+        break;
+      default:
+        if (!Number.isSafeInteger(value) || value < 0) throw invalidValue(name, value, 'a number of bytes');
+    }
+    given[name] = value;
+  }
+  checkSignal(options.signal);
+  return given;
+}
+
+function checkData(data) {
+  if (!(data instanceof Uint8Array)) throw invalidType('data', data, 'a Buffer or a Uint8Array');
+}
+
+function checkName(name) {
+  if (typeof name !== 'string') throw invalidType('name', name, 'a string');
+}
+
+function checkCount(name, value) {
+  if (!isUint32(value) || value === 0) throw invalidValue(name, value, 'an integer from 1 to 4294967295');
+}
+
+module.exports = { checkCount, checkData, checkName, checkOptions, checkSignal, checkTimeout, checkWait };

@@ -1,0 +1,3 @@
+export * from './index.js';
+import * as pelton from './index.js';
+export default pelton;

@@ -1,0 +1,347 @@
+/// <reference types="node" />
+/**
+ * pelton: messages at memory speed between the threads and processes of one Linux machine.
+ *
+ * Every object belongs to the thread that made it; nothing here blocks that thread. Where a method returns a promise,
+ * `timeout` is in milliseconds, without a limit unless given, and 0 is not to wait; `signal` ends the wait with the
+ * signal's reason. A wait that ended so has taken nothing and sent nothing. Waits of one object are served in order. A
+ * wait keeps the process alive, unless `unref()` was called.
+ *
+ * @packageDocumentation
+ */
+import { Readable, ReadableOptions, Writable, WritableOptions } from 'node:stream';
+
+/** How long to wait, and what ends the wait. */
+export interface WaitOptions {
+  timeout?: number | undefined;
+  signal?: AbortSignal | undefined;
+}
+
+/** The sizes of a lane, and who may connect. */
+export interface LaneOptions {
+  /** The lane's bytes: 64 MiB unless given. Memory is used as messages need it. */
+  capacity?: number | undefined;
+  /** The largest message, in bytes: half of the capacity, less 32, unless given. */
+  messageBytesMax?: number | undefined;
+  /** The users that may be the peer, besides the own one. */
+  allowUids?: readonly number[] | undefined;
+  /** Waits of steps never sleep, and occupy a processor. The event loop sleeps all the same. */
+  spin?: boolean | undefined;
+}
+
+/** Options of `connect`. `timeout` is how long to wait for a listener: 0 unless given. */
+export interface ConnectOptions extends LaneOptions, WaitOptions {}
+
+/** Options of `openPath`. `timeout` is how long to wait for the channel, or for its role: 0 unless given. */
+export interface PathOptions extends ConnectOptions {
+  /** Creates the channel if it does not exist. Only then `capacity`, `messageBytesMax` and `lanes` may be given. */
+  create?: boolean | undefined;
+  /** The permissions of the directory. */
+  mode?: number | undefined;
+  /** How many senders the channel may have. */
+  lanes?: number | undefined;
+}
+
+/** What is known about an endpoint. `messages` and `bytes` were sent or released. */
+export interface Info {
+  capacity: number;
+  messageBytesMax: number;
+  /** Messages that the receiver has not released; of a sender alone. */
+  unreleased?: number;
+  peerPid?: number;
+  peerUid?: number;
+  messages: number;
+  bytes: number;
+  /** How often there was no space, or no message. */
+  waits: number;
+  sleeps: number;
+  wakesSent: number;
+}
+
+/** An endpoint on its way to another thread of this process: post it, and `attach` it there, once. */
+export interface Token {
+  readonly pelton: 'sender' | 'receiver';
+  readonly number: number;
+}
+
+declare abstract class Endpoint {
+  protected constructor();
+  /**
+   * After `peer_died`: waits for the peer's successor, which gets the lane. Fails with `refused` while the peer is
+   * alive. Until it has ended, the object does nothing else.
+   */
+  resume(options?: WaitOptions): Promise<void>;
+  /** Makes what was sent, or released, durable, on a path channel; `refused` on others. Waits for the disk. */
+  sync(): Promise<void>;
+  /** Sizes, peer and counters. Does not wait. */
+  info(): Info;
+  /** A wait keeps the process alive: the default. */
+  ref(): this;
+  /** A wait does not keep the process alive. */
+  unref(): this;
+  /** Ends the channel: the peer gets `closed`. Waits here fail with `closed_handle`. Does not wait. */
+  close(): void;
+  readonly closed: boolean;
+  /** Closes this object, and hands the endpoint over to another thread of this process. */
+  detach(): Token;
+  /** As `close`, at the end of `using`. */
+  [Symbol.dispose](): void;
+  /** As `close`, at the end of `await using`. */
+  [Symbol.asyncDispose](): Promise<void>;
+}
+
+/**
+ * The sending endpoint of a channel. Its methods fail with `closed` if the receiver has closed, and `peer_died` if its
+ * process has ended otherwise; `error.unreleased` is the number of messages that it has not released.
+ *
+ * @example
+ * const sender = await Sender.connect('events', { timeout: 10_000 });
+ * await sender.send(Buffer.from('hello'));
+ */
+export class Sender extends Endpoint {
+  /**
+   * Connects to a receiver that listens under `name`: a short name, or `unix:PATH`. Fails with `no_listener`,
+   * `timed_out`, `name`, `option`, `refused`.
+   */
+  static connect(name: string, options?: ConnectOptions): Promise<Sender>;
+  /**
+   * Opens the channel in a directory, whose messages outlive both sides. Fails with `no_channel`, `not_a_channel`,
+   * `role_taken`, `no_space`, `rebooted`.
+   */
+  static openPath(directory: string, options?: PathOptions): Promise<Sender>;
+  /** Takes over the sender that another thread has detached. */
+  static attach(token: Token): Sender;
+  /** Copies a message into the lane. Waits for space; until then, do not change `data`. Fails with `too_large`. */
+  send(data: Uint8Array, options?: WaitOptions): Promise<void>;
+  /** As `send`, but does not wait: whether the message is sent. False also while an earlier `send` waits. */
+  trySend(data: Uint8Array): boolean;
+  /** Sends each message, and returns how many. After an error, `error.sent` is the number of those sent. */
+  sendMany(messages: Iterable<Uint8Array>, options?: WaitOptions): Promise<number>;
+  /** Sends a message with up to 64 descriptors, which stay open here. Not on a path channel. */
+  sendDescriptors(
+    data: Uint8Array, descriptors: Iterable<number | { fd: number }>, options?: WaitOptions): Promise<void>;
+  /** Waits until the receiver has released every message. Until then, the sender does nothing else. */
+  waitReleased(options?: WaitOptions): Promise<void>;
+  /** A stream whose chunks are messages: a chunk is done once it is in the lane. Its end closes the sender. */
+  writable(options?: WritableOptions): Writable;
+}
+
+/**
+ * The receiving endpoint of a channel. `for await (const message of receiver)` takes messages until the sender has
+ * closed. After the last message its methods fail with `closed`, or with `peer_died` if the sender's process has ended
+ * otherwise.
+ *
+ * @example
+ * const receiver = await Receiver.connect('events', { timeout: 10_000 });
+ * console.log(await receiver.recv({ timeout: 1000 }));
+ */
+export class Receiver extends Endpoint implements AsyncIterable<Buffer> {
+  /** Connects to a sender that listens under `name`. Otherwise as `Sender.connect`. */
+  static connect(name: string, options?: ConnectOptions): Promise<Receiver>;
+  /** Opens the channel in a directory; begins at the oldest unreleased message. As `Sender.openPath`. */
+  static openPath(directory: string, options?: PathOptions): Promise<Receiver>;
+  /** Takes over the receiver that another thread has detached. */
+  static attach(token: Token): Receiver;
+  /** The next message, copied, and released. Small ones share memory, as small Buffers of Node do. */
+  recv(options?: WaitOptions): Promise<Buffer>;
+  /** As `recv`, but does not wait: null if there is no message, or while an earlier `recv` waits. */
+  tryRecv(): Buffer | null;
+  /** Waits for a message, and returns up to `most` that are there; at most 1,024. */
+  recvMany(most?: number, options?: WaitOptions): Promise<Buffer[]>;
+  /**
+   * The next message in place, without a copy: release it soon, since space is released in order. A sender that writes
+   * after its commit can change the bytes: use `recv` if you do not trust it.
+   */
+  peek(options?: WaitOptions): Promise<Message>;
+  /** As `peek`, but does not wait. */
+  tryPeek(): Message | null;
+  /** The next message, copied, and the descriptors that came with it, which the caller closes. */
+  recvDescriptors(options?: WaitOptions): Promise<{ data: Buffer; descriptors: number[] }>;
+  /** A stream of messages, which takes one only while the stream wants one. Its end closes the receiver. */
+  readable(options?: ReadableOptions): Readable;
+  [Symbol.asyncIterator](): AsyncIterableIterator<Buffer>;
+}
+
+/** A message in place: `Receiver.peek` returns it. Collected without `release`, it is released, with one warning. */
+export class Message {
+  private constructor();
+  /** The bytes, in shared memory. After `release` this throws, and earlier views of it have no bytes. */
+  readonly data: Buffer;
+  readonly released: boolean;
+  /** Its number in the lane. */
+  readonly seq: number;
+  /** Its sender's lane, of a receiver that gathers. */
+  readonly lane: number;
+  readonly peerPid: number | null;
+  /** Whether an earlier receiver may have received it. */
+  readonly isRedelivered: boolean;
+  /** The descriptors that came with it, which the caller closes; empty at the second call. */
+  takeDescriptors(): number[];
+  /** Releases its space: the sender gets it at the receiver's next call. */
+  release(): void;
+  [Symbol.dispose](): void;
+}
+
+/** Accepts peers under a name, one after another. One wait at a time. */
+export class Listener {
+  private constructor();
+  /** Waits for a receiver to connect: the sender for it. */
+  acceptSender(options?: WaitOptions): Promise<Sender>;
+  /** Waits for a sender to connect: the receiver for it. */
+  acceptReceiver(options?: WaitOptions): Promise<Receiver>;
+  ref(): this;
+  unref(): this;
+  /** Stops listening. What was accepted stays open. Does not wait. */
+  close(): void;
+  readonly closed: boolean;
+  [Symbol.dispose](): void;
+  [Symbol.asyncDispose](): Promise<void>;
+}
+
+/** Listens under a name for peers to accept. Does not wait. Throws `in_use`, `name`, `option`. */
+export function listen(name: string, options?: LaneOptions): Listener;
+/** A receiver of up to `lanes` senders (1,024), each with a lane of its own; it accepts them while it receives. */
+export function gather(name: string, options?: LaneOptions & { lanes?: number | undefined }): Receiver;
+/** A channel between two threads of this process: detach one endpoint, and post its token to a worker. */
+export function threads(options?: Omit<LaneOptions, 'allowUids'>): { sender: Sender; receiver: Receiver };
+
+/** Options of a call. */
+export interface CallOptions extends WaitOptions {
+  /** The call may be executed more than once: if its service dies, it goes to another one. */
+  idempotent?: boolean | undefined;
+}
+
+/** Options of clients and services. */
+export interface CallLimits {
+  /** The largest request or reply, in bytes: 64 MiB unless given. */
+  callBytesMax?: number | undefined;
+  /** A limit of the memory that peers can make this side use. */
+  memoryBytesMax?: number | undefined;
+}
+
+/**
+ * Calls the services of a name. Any number of calls may be begun; 1,024 are in flight, more wait. Under a short name
+ * several services may listen, and each call goes to the one with the fewest calls of this client in flight.
+ *
+ * @example
+ * const client = await Client.connect('prices', { timeout: 10_000 });
+ * console.log(await client.call(Buffer.from('tea'), { timeout: 1000 }));
+ */
+export class Client {
+  private constructor();
+  static connect(name: string, options?: ConnectOptions & CallLimits): Promise<Client>;
+  /**
+   * Calls the service, and returns its whole reply. A timeout or an abort cancels the call. Fails with `failed`
+   * ({@link Failed}), `abandoned`, `closed`, `peer_died`, `too_large`.
+   */
+  call(request: Uint8Array, options?: CallOptions): Promise<Buffer>;
+  /** Calls the service, and returns the parts of its reply. Leaving the loop cancels the call. */
+  stream(request: Uint8Array, options?: CallOptions): AsyncGenerator<Buffer, void, void>;
+  /** Sends a message that gets no reply. Waits for space. */
+  notify(message: Uint8Array, options?: WaitOptions): Promise<void>;
+  /** Calls whose last completion has not come, cancelled ones included. */
+  readonly inFlight: number;
+  /** Services that this client uses at present. */
+  readonly services: number;
+  ref(): this;
+  unref(): this;
+  /** Closes it: calls in flight fail with `closed_handle`, and their services are notified. Does not wait. */
+  close(): void;
+  readonly closed: boolean;
+  [Symbol.dispose](): void;
+  [Symbol.asyncDispose](): Promise<void>;
+}
+
+/** A client's request, which a handler answers. */
+export interface Request {
+  readonly data: Buffer;
+  /** Whether it is a notification, which is not answered. */
+  readonly isNotification: boolean;
+  readonly isAnswered: boolean;
+  /** Whether the client has cancelled the call, or has left. */
+  readonly isCancelled: boolean;
+  /** Aborts when the client cancels the call, or leaves. */
+  readonly signal: AbortSignal;
+  /** When the client stops waiting, in milliseconds of `performance.now()`. */
+  readonly deadline: number | null;
+  readonly peerPid: number | null;
+  readonly peerUid: number | null;
+  /** Replies, and ends the call. Does not wait. Throws `closed`, `peer_died`, `too_large`, `refused`. */
+  reply(data: Uint8Array): void;
+  /** Fails the call with a code of your own, from 0 to 4,294,967,295. Does not wait. */
+  fail(failure: number, text?: string | Uint8Array): void;
+  /** Sends a part of a streaming reply. Waits until the client has space for it. */
+  part(data: Uint8Array): Promise<void>;
+  /** Ends a reply that was sent in parts. Does not wait. */
+  end(): void;
+  /** Drops the call: its client gets `abandoned`. */
+  abandon(): void;
+}
+
+/** A reply, or its parts. Nothing is for a handler that answers by the request's methods. */
+export type Reply = Uint8Array | Iterable<Uint8Array> | AsyncIterable<Uint8Array> | void;
+export type Handler = (request: Request) => Reply | Promise<Reply>;
+
+/** Options of `Service.run`. */
+export interface RunOptions {
+  /** Handlers that run at the same time: 1,024 unless given. More requests wait at their clients. */
+  inFlightMax?: number | undefined;
+  /** Called with what a handler throws, except {@link Failed}. A warning of the process unless given. */
+  onError?: ((error: unknown, request: Request) => void) | undefined;
+}
+
+/**
+ * Runs a function for each request of the clients that connect under its name.
+ *
+ * @example
+ * const service = Service.listen('prices');
+ * process.once('SIGTERM', () => service.drain());
+ * await service.run(async (request) => Buffer.from(`${request.data}: 1`));
+ */
+export class Service {
+  private constructor();
+  /** Listens under `name`: a short name, or `unix:PATH`. Does not wait. Throws `in_use`, `name`, `option`. */
+  static listen(name: string, options?: LaneOptions & CallLimits & { lanes?: number | undefined }): Service;
+  /**
+   * Calls `handler` for each request. Returns after `stop` or `drain`, once the handlers have ended. What the handler
+   * returns is the reply; the items of an iterable are the parts of a streaming one. What it throws fails the call:
+   * {@link Failed} with its own code and text, another error with code 1, its name and its message.
+   */
+  run(handler: Handler, options?: RunOptions): Promise<void>;
+  /** `run` takes no more requests. Calls that are not answered by the time of `close` fail. Does not wait. */
+  stop(): void;
+  /** Answers what it has taken; the next requests go to another service of the name. No call fails. Does not wait. */
+  drain(): void;
+  /** Replies to clients that had left. */
+  readonly repliesDropped: number;
+  /** Clients that broke the rules, and were disconnected. */
+  readonly corruptClients: number;
+  ref(): this;
+  unref(): this;
+  /** Closes it. Calls that are not answered fail at their clients with `closed`. Does not wait. */
+  close(): void;
+  readonly closed: boolean;
+  [Symbol.dispose](): void;
+  [Symbol.asyncDispose](): Promise<void>;
+}
+
+/** Every error of pelton. The text says what was found, what was wanted, and what to do. */
+export class PeltonError extends Error {
+  /** The name of the code in `pelton.h`, in small letters: `closed`, `timed_out`, `no_listener`, and so on. */
+  code: string;
+  /** Of `closed` and `peer_died`: messages that the receiver has not released. */
+  unreleased?: number;
+  /** Of `system` and `no_space`: negative, as in Node's own errors; `cause` has its name. */
+  errno?: number;
+  /** Of an error of `sendMany`: how many messages were sent. */
+  sent?: number;
+  constructor(code: string, message: string, options?: ErrorOptions);
+}
+
+/** A call that its service has failed, with a code and a text of its own. A handler throws it to fail its call so. */
+export class Failed extends PeltonError {
+  failure: number;
+  bytes: Buffer;
+  readonly text: string;
+  constructor(failure: number, text?: string | Uint8Array);
+}

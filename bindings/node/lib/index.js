@@ -1,0 +1,9 @@
+'use strict';
+// pelton: messages at memory speed between the threads and processes of one Linux machine. README.md
+
+const { Listener, Receiver, Sender, gather, listen, threads } = require('./channel.js');
+const { Client } = require('./client.js');
+const { Failed, PeltonError } = require('./errors.js');
+const { Service } = require('./service.js');
+
+module.exports = { Client, Failed, Listener, PeltonError, Receiver, Sender, Service, gather, listen, threads };

@@ -1,0 +1,190 @@
+'use strict';
+// The one queue of an endpoint's waits: what waits longest is served first. The loop rings when the descriptor is
+// readable; then the waits are tried in order, up to a number of them in one turn of the loop.
+
+const { closedHandle, timedOut } = require('./errors.js');
+
+/** What always finds a message, or space, lets timers and sockets have a turn after this number of them. A guess. */
+const TURN = 256;
+
+/** Rejects as the signal says. */
+function aborted(signal) {
+  return signal.reason;
+}
+
+class Waits {
+  #native;
+  #noun;
+  #queue = [];
+  #taken = 0;
+  #isScheduled = false;
+  #rejectStep;
+  // Its native object has only a weak reference to it while nothing waits.
+  #rung = () => this.#serve();
+
+  constructor(native, noun) {
+    this.#native = native;
+    this.#noun = noun;
+    native.watch(this.#rung);
+  }
+
+  /** Whether an attempt may be made now: nothing waits, and the loop had its turn. */
+  get isFree() {
+    return this.#queue.length === 0 && this.#taken < TURN;
+  }
+
+  get isWaiting() {
+    return this.#queue.length > 0;
+  }
+
+  /** One more attempt that did not wait. */
+  count() {
+    this.#taken += 1;
+  }
+
+  /**
+   * Repeats `attempt` until it returns something; undefined is nothing. `bytes` is what a sender needs space for.
+   * `what` is it, for the error of a timeout.
+   */
+  wait(attempt, what, { timeout, signal } = {}, bytes = () => 0) {
+    if (signal?.aborted) return Promise.reject(aborted(signal));
+    if (this.isFree) {
+      try {
+        const found = attempt();
+        if (found !== undefined) {
+          this.#taken += 1;
+          return Promise.resolve(found);
+        }
+      } catch (error) {
+        return Promise.reject(error);
+      }
+    }
+    if (timeout <= 0) return Promise.reject(timedOut(what));
+    return new Promise((resolve, reject) => {
+      const entry = { attempt, bytes, resolve, reject, timer: undefined, signal, abort: undefined };
+      if (timeout !== undefined && timeout < 0x7fffffff) {
+        // The descriptor keeps the process alive, unless `unref` was called.
+        entry.timer = setTimeout(() => this.#leave(entry, timedOut(what)), timeout).unref();
+      }
+      if (signal !== undefined) {
+        entry.abort = () => this.#leave(entry, aborted(signal));
+        signal.addEventListener('abort', entry.abort, { once: true });
+      }
+      this.#queue.push(entry);
+      if (this.#taken >= TURN) this.#schedule();
+      else if (this.#queue.length === 1) this.#serve();
+    });
+  }
+
+  #schedule() {
+    if (this.#isScheduled) return;
+    this.#isScheduled = true;
+    setImmediate(() => {
+      this.#isScheduled = false;
+      this.#serve();
+    });
+  }
+
+  #serve() {
+    this.#taken = 0;
+    const queue = this.#queue;
+    let wasReady = false;
+    while (queue.length > 0 && this.#taken < TURN) {
+      const entry = queue[0];
+      try {
+        const found = entry.attempt();
+        if (found === undefined) {
+          if (this.#native.wait(entry.bytes())) return;
+          // It is ready after all. Once more at once, then in the next turn.
+          if (wasReady) break;
+          wasReady = true;
+          continue;
+        }
+        this.#end(entry).resolve(found);
+      } catch (error) {
+        this.#end(entry).reject(error);
+      }
+      this.#taken += 1;
+      wasReady = false;
+    }
+    if (queue.length > 0) this.#schedule();
+  }
+
+  #end(entry) {
+    const index = this.#queue.indexOf(entry);
+    if (index >= 0) this.#queue.splice(index, 1);
+    clearTimeout(entry.timer);
+    if (entry.abort !== undefined) entry.signal.removeEventListener('abort', entry.abort);
+    return entry;
+  }
+
+  #leave(entry, error) {
+    const wasFirst = this.#queue[0] === entry;
+    this.#end(entry).reject(error);
+    if (this.#queue.length === 0) this.#native.stop();
+    // The next one may need less.
+    else if (wasFirst) this.#schedule();
+  }
+
+  /** Rejects all waits: the endpoint is closed, or taken by a step. */
+  rejectAll(error = closedHandle(this.#noun)) {
+    for (const entry of [...this.#queue]) this.#end(entry).reject(error);
+    this.#rejectStep?.(error);
+  }
+
+  /** Runs a step of a thread: `start(callback)`, then `finish()` for its outcome. The endpoint is away meanwhile. */
+  step(start, what, { signal } = {}) {
+    if (signal?.aborted) return Promise.reject(aborted(signal));
+    if (this.#queue.length > 0) {
+      return Promise.reject(Object.assign(closedHandle(this.#noun), {
+        code: 'wrong_thread', message: `something waits at this ${this.#noun}: await that first`,
+      }));
+    }
+    return new Promise((resolve, reject) => {
+      const native = this.#native;
+      const cancel = () => native.cancelStep();
+      this.#rejectStep = reject;
+      start(() => {
+        this.#rejectStep = undefined;
+        signal?.removeEventListener('abort', cancel);
+        try {
+          const isDone = native.finishStep();
+          if (isDone) resolve();
+          else reject(signal?.aborted ? aborted(signal) : timedOut(what));
+        } catch (error) {
+          reject(error);
+        }
+      });
+      signal?.addEventListener('abort', cancel, { once: true });
+    });
+  }
+}
+
+/** Waits until an opening has ended: the native endpoint. */
+function opened(opening, { signal } = {}) {
+  if (signal?.aborted) {
+    opening.close();
+    return Promise.reject(aborted(signal));
+  }
+  return new Promise((resolve, reject) => {
+    const ended = (settle, value) => {
+      signal?.removeEventListener('abort', abort);
+      opening.close();
+      settle(value);
+    };
+    const abort = () => ended(reject, aborted(signal));
+    const step = () => {
+      try {
+        const endpoint = opening.tryFinish();
+        if (endpoint !== null) ended(resolve, endpoint);
+      } catch (error) {
+        ended(reject, error);
+      }
+    };
+    opening.watch(step);
+    signal?.addEventListener('abort', abort, { once: true });
+    step();
+  });
+}
+
+module.exports = { TURN, Waits, opened };

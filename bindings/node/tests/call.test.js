@@ -1,0 +1,197 @@
+'use strict';
+const assert = require('node:assert/strict');
+const { setImmediate: turn, setTimeout: sleep } = require('node:timers/promises');
+const test = require('node:test');
+const { LIMIT, name, pelton, program, start, tool } = require('./support.js');
+
+const { Client, Failed, PeltonError, Service } = pelton;
+const options = { timeout: 60_000 };
+const coded = (code) => (error) => error instanceof PeltonError && error.code === code;
+
+/** A service and a client, for `with`; the service drains after it. */
+async function served(handler, body, settings) {
+  const at = name();
+  const service = Service.listen(at);
+  const running = service.run(handler, settings);
+  const client = await Client.connect(at, LIMIT);
+  try {
+    await body(client, service, at);
+    service.drain();
+    client.close();
+    await running;
+  } finally {
+    client.close();
+    service.close();
+  }
+}
+
+test('calls_of_every_size_are_replied_to', options, async () => {
+  await served(async (request) => request.data, async (client) => {
+    for (const size of [0, 1, 100, 65_536, 1_000_000, 40_000_000]) {
+      const request = Buffer.alloc(size, 'abc');
+      assert.ok((await client.call(request, LIMIT)).equals(request));
+    }
+  });
+});
+
+test('ten_thousand_calls_are_pending_at_once', options, async () => {
+  await served((request) => request.data, async (client) => {
+    const calls = Array.from({ length: 10_000 }, (_, i) => client.call(Buffer.from(`${i}`), { timeout: 50_000 }));
+    assert.deepEqual((await Promise.all(calls)).map(Number), calls.map((_, index) => index));
+    assert.equal(client.inFlight, 0);
+  });
+});
+
+test('handlers_overlap_up_to_the_bound', options, async () => {
+  let running = 0;
+  let most = 0;
+  await served(async (request) => {
+    running += 1;
+    most = Math.max(most, running);
+    await sleep(1);
+    running -= 1;
+    return request.data;
+  }, async (client) => {
+    await Promise.all(Array.from({ length: 100 }, () => client.call(Buffer.from('x'), LIMIT)));
+    assert.equal(most, 4);
+  }, { inFlightMax: 4 });
+});
+
+test('a_streaming_reply_arrives_in_parts_with_back_pressure', options, async () => {
+  let ended = 0;
+  async function* parts() {
+    try {
+      for (let i = 0; i < 3000; i += 1) yield Buffer.alloc(10_000, i);
+    } finally {
+      ended += 1;
+    }
+  }
+  await served(() => parts(), async (client) => {
+    let next = 0;
+    for await (const part of client.stream(Buffer.from('all'), LIMIT)) {
+      assert.equal(part.length, 10_000);
+      assert.equal(part[0], next++ % 256);
+    }
+    assert.equal(next, 3000);
+    // Leaving the loop cancels the call, and ends the generator.
+    for await (const part of client.stream(Buffer.from('all'), LIMIT)) {
+      assert.equal(part[0], 0);
+      break;
+    }
+    while (ended < 2) await turn();
+    assert.equal((await client.call(Buffer.from('all'), LIMIT)).length, 30_000_000);
+  });
+});
+
+test('a_failure_has_its_code_and_text', options, async () => {
+  const errors = [];
+  await served(async (request) => {
+    if (`${request.data}` === 'own') throw new Failed(42, 'no tea');
+    if (`${request.data}` === 'none') return undefined;
+    if (`${request.data}` === 'drop') return request.abandon();
+    throw new RangeError('broken');
+  }, async (client) => {
+    await assert.rejects(client.call(Buffer.from('own')), (error) =>
+      coded('failed')(error) && error instanceof Failed && error.failure === 42 && error.text === 'no tea');
+    await assert.rejects(client.call(Buffer.from('other')), (error) =>
+      error.failure === 1 && error.text === 'RangeError: broken');
+    await assert.rejects(client.call(Buffer.from('none')), (error) => error.text.startsWith('TypeError'));
+    await assert.rejects(client.call(Buffer.from('drop')), coded('abandoned'));
+    assert.equal(errors.length, 2);
+  }, { onError: (error) => errors.push(error) });
+});
+
+test('a_cancel_aborts_the_handler_s_signal', options, async () => {
+  const aborted = [];
+  await served((request) => new Promise((resolve) => {
+    request.signal.addEventListener('abort', () => {
+      aborted.push(`${request.data}`);
+      resolve(request.data);
+    });
+  }), async (client) => {
+    await assert.rejects(client.call(Buffer.from('time'), { timeout: 20 }), coded('timed_out'));
+    const abort = new AbortController();
+    const calling = client.call(Buffer.from('signal'), { signal: abort.signal });
+    await sleep(5);
+    abort.abort(new Error('enough'));
+    await assert.rejects(calling, /enough/);
+    while (aborted.length < 2) await turn();
+    assert.deepEqual(aborted, ['time', 'signal']);
+  });
+});
+
+test('notifications_arrive_and_deadlines_are_seen', options, async () => {
+  const seen = [];
+  await served((request) => {
+    seen.push([`${request.data}`, request.isNotification, request.deadline > performance.now()]);
+    return request.isNotification ? undefined : request.data;
+  }, async (client) => {
+    await client.notify(Buffer.from('note'), LIMIT);
+    await client.call(Buffer.from('call'), LIMIT);
+    assert.deepEqual(seen, [['note', true, false], ['call', false, true]]);
+  }, { onError: () => {} });
+});
+
+test('the_death_of_a_service_fails_its_calls_and_the_death_of_a_client_aborts', options, async () => {
+  const at = name();
+  const child = program(`const service = pelton.Service.listen(argument);
+    await service.run(() => new Promise(() => {}));`, at);
+  const client = await Client.connect(at, LIMIT);
+  const calls = Array.from({ length: 50 }, () => client.call(Buffer.from('x'), LIMIT));
+  const failures = Promise.all(calls.map((call) => assert.rejects(call, coded('peer_died'))));
+  while (client.inFlight < 50) await turn();
+  await sleep(20);
+  child.kill('SIGKILL');
+  await failures;
+  await assert.rejects(client.call(Buffer.from('x'), LIMIT), coded('peer_died'));
+  client.close();
+
+  const other = name();
+  let abort;
+  const aborted = new Promise((resolve) => { abort = resolve; });
+  const service = Service.listen(other);
+  const began = new Promise((resolve) => {
+    void service.run((request) => {
+      request.signal.addEventListener('abort', abort);
+      resolve();
+      return new Promise(() => {});
+    });
+  });
+  const caller = program(`const client = await pelton.Client.connect(argument, { timeout: 20000 });
+    await client.call(Buffer.from('x'));`, other);
+  await began;
+  caller.kill('SIGKILL');
+  await aborted;
+  service.close();
+});
+
+test('close_fails_what_is_in_flight', options, async () => {
+  const at = name();
+  const service = Service.listen(at);
+  void service.run(() => new Promise(() => {}));
+  const client = await Client.connect(at, LIMIT);
+  const call = client.call(Buffer.from('x'), LIMIT);
+  await sleep(5);
+  service.close();
+  await assert.rejects(call, (error) => coded('closed')(error) || coded('abandoned')(error));
+  client.close();
+  await assert.rejects(client.call(Buffer.from('x')), coded('closed_handle'));
+});
+
+test('calls_both_ways_with_the_tool', { ...options, skip: !tool && 'PELTON_TOOL is not set' }, async () => {
+  const at = name();
+  const service = Service.listen(at);
+  const running = service.run((request) => Buffer.from(`${request.data}`.toUpperCase()));
+  const calling = start(tool, ['call', '--timeout', '20', '--frame', 'lines', at]);
+  calling.stdin.end('tea\nrice\n');
+  assert.equal(await calling.ended, 0);
+  assert.equal(calling.output(), 'TEA\nRICE\n');
+  service.drain();
+  await running;
+  service.close();
+  const other = name();
+  start(tool, ['serve', other, '--co-process', '--exec', 'cat']);
+  const client = await Client.connect(other, LIMIT);
+  assert.equal(`${await client.call(Buffer.from('milk\n'), LIMIT)}`, 'milk\n');
+  client.close();
+});

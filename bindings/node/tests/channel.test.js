@@ -1,0 +1,357 @@
+'use strict';
+const assert = require('node:assert/strict');
+const { once } = require('node:events');
+const fs = require('node:fs');
+const { setImmediate: turn } = require('node:timers/promises');
+const test = require('node:test');
+const { Worker } = require('node:worker_threads');
+const { pipeline } = require('node:stream/promises');
+const { LIMIT, name, pelton, place, program, start, tool } = require('./support.js');
+
+const { PeltonError, Receiver, Sender, gather, listen, threads } = pelton;
+const options = { timeout: 60_000 };
+const coded = (code) => (error) => error instanceof PeltonError && error.code === code;
+
+/** A sender detects the end of its peer within some messages. */
+async function sendForEver(sender) {
+  for (;;) await sender.send(Buffer.from('x'));
+}
+
+test('messages_arrive_in_order_and_the_iterator_ends_with_the_sender', options, async () => {
+  const { sender, receiver } = threads();
+  for (let i = 0; i < 2000; i += 1) await sender.send(Buffer.from(`${i}`));
+  sender.close();
+  let next = 0;
+  for await (const message of receiver) assert.equal(`${message}`, `${next++}`);
+  assert.equal(next, 2000);
+  await assert.rejects(receiver.recv(), coded('closed'));
+});
+
+test('messages_of_every_size_arrive_whole', options, async () => {
+  const { sender, receiver } = threads();
+  const all = [0, 1, 7, 8, 9, 4095, 4096, 4097, 65_535, 65_536, 65_537, 300_000, 3_000_000].map((size) =>
+    Buffer.alloc(size, `${size}.`));
+  for (const sent of all) {
+    await sender.send(sent);
+    assert.ok((await receiver.recv(LIMIT)).equals(sent));
+  }
+  assert.equal(await sender.sendMany(all), all.length);
+  const found = [];
+  while (found.length < all.length) found.push(...await receiver.recvMany(3, LIMIT));
+  found.forEach((message, index) => assert.ok(message.equals(all[index])));
+});
+
+test('a_waiting_receiver_is_woken', options, async () => {
+  const { sender, receiver } = threads();
+  for (let i = 0; i < 100; i += 1) {
+    const waiting = receiver.recv(LIMIT);
+    await turn();
+    assert.equal(receiver.tryRecv(), null);
+    sender.trySend(Buffer.from([i]));
+    assert.deepEqual([...await waiting], [i]);
+  }
+});
+
+test('a_full_lane_makes_sends_wait_in_order', options, async () => {
+  const { sender, receiver } = threads({ capacity: 65_536, messageBytesMax: 4096 });
+  const sends = [];
+  for (let i = 0; i < 100; i += 1) sends.push(sender.send(Buffer.alloc(4000, i)));
+  await turn();
+  assert.equal(sender.trySend(Buffer.from('later')), false);
+  for (let i = 0; i < 100; i += 1) assert.equal((await receiver.recv(LIMIT))[0], i);
+  await Promise.all(sends);
+  const many = sender.sendMany(Array.from({ length: 100 }, (_, i) => Buffer.alloc(4000, i)));
+  for (let i = 0; i < 100; i += 1) assert.equal((await receiver.recv(LIMIT))[0], i);
+  assert.equal(await many, 100);
+});
+
+test('a_timeout_and_a_signal_take_nothing', options, async () => {
+  const { sender, receiver } = threads();
+  await assert.rejects(receiver.recv({ timeout: 0 }), coded('timed_out'));
+  await assert.rejects(receiver.recv({ timeout: 5 }), coded('timed_out'));
+  const abort = new AbortController();
+  const waiting = receiver.recv({ signal: abort.signal });
+  await turn();
+  abort.abort(new Error('enough'));
+  await assert.rejects(waiting, /enough/);
+  await assert.rejects(receiver.recv({ signal: abort.signal }), /enough/);
+  sender.trySend(Buffer.from('kept'));
+  assert.equal(`${await receiver.recv(LIMIT)}`, 'kept');
+});
+
+test('wrong_arguments_are_refused_before_anything_is_done', options, async () => {
+  const { sender, receiver } = threads();
+  const type = { code: 'ERR_INVALID_ARG_TYPE' };
+  await assert.rejects(sender.send('text'), type);
+  assert.throws(() => sender.trySend(null), type);
+  await assert.rejects(sender.sendMany([Buffer.from('a'), 1]), type);
+  await assert.rejects(receiver.recv({ timeout: '1' }), type);
+  await assert.rejects(receiver.recv({ signal: {} }), type);
+  await assert.rejects(receiver.recvMany(0), { code: 'ERR_OUT_OF_RANGE' });
+  await assert.rejects(Sender.connect(7), type);
+  await assert.rejects(Sender.connect('a', { lanes: 2 }), { code: 'ERR_OUT_OF_RANGE' });
+  assert.throws(() => Receiver.attach({}), type);
+  assert.equal(receiver.tryRecv(), null);
+});
+
+test('a_closed_handle_says_so', options, async () => {
+  const { sender, receiver } = threads();
+  const waiting = receiver.recv();
+  await turn();
+  receiver.close();
+  await assert.rejects(waiting, coded('closed_handle'));
+  await assert.rejects(receiver.recv(), coded('closed_handle'));
+  await assert.rejects(sendForEver(sender), coded('closed'));
+  assert.ok(receiver.closed);
+});
+
+test('a_message_in_place_has_its_bytes_until_it_is_released', options, async () => {
+  const { sender, receiver } = threads({ capacity: 65_536, messageBytesMax: 16_384 });
+  for (let i = 0; i < 50; i += 1) {
+    await sender.send(Buffer.alloc(10_000, i));
+    const message = await receiver.peek(LIMIT);
+    const { data } = message;
+    assert.ok(data.equals(Buffer.alloc(10_000, i)));
+    message.release();
+    assert.throws(() => message.data, coded('not_received'));
+    assert.equal(data.length, 0);
+    message.release();
+  }
+  assert.equal(receiver.tryPeek(), null);
+  assert.equal(sender.info().unreleased, 0);
+});
+
+test('listen_connect_and_a_clean_end', options, async () => {
+  const at = name();
+  const listener = listen(at);
+  assert.throws(() => listen(at), coded('in_use'));
+  const [receiver, sender] = await Promise.all([listener.acceptReceiver(LIMIT), Sender.connect(at, LIMIT)]);
+  await sender.send(Buffer.from('hello'));
+  const released = sender.waitReleased(LIMIT);
+  await assert.rejects(sender.send(Buffer.from('busy')), coded('wrong_thread'));
+  assert.equal(`${await receiver.recv(LIMIT)}`, 'hello');
+  await released;
+  assert.equal(receiver.info().peerPid, process.pid);
+  await assert.rejects(listener.acceptSender({ timeout: 5 }), coded('timed_out'));
+  const accepting = listener.acceptSender();
+  listener.close();
+  await assert.rejects(accepting, coded('closed_handle'));
+  sender.close();
+  await assert.rejects(receiver.recv(LIMIT), coded('closed'));
+  receiver.close();
+  await assert.rejects(Sender.connect(name()), coded('no_listener'));
+  const abort = new AbortController();
+  const connecting = Sender.connect(name(), { timeout: Infinity, signal: abort.signal });
+  abort.abort(new Error('enough'));
+  await assert.rejects(connecting, /enough/);
+});
+
+test('descriptors_arrive', options, async () => {
+  const at = name();
+  const listener = listen(at);
+  const [receiver, sender] = await Promise.all([listener.acceptReceiver(LIMIT), Sender.connect(at, LIMIT)]);
+  const file = place();
+  fs.writeFileSync(file, 'content');
+  const fd = fs.openSync(file);
+  await sender.sendDescriptors(Buffer.from('file'), [fd], LIMIT);
+  fs.closeSync(fd);
+  const { data, descriptors } = await receiver.recvDescriptors(LIMIT);
+  assert.equal(`${data}`, 'file');
+  assert.equal(fs.readFileSync(descriptors[0], 'utf8'), 'content');
+  descriptors.forEach((found) => fs.closeSync(found));
+  [sender, receiver, listener].forEach((it) => it.close());
+});
+
+test('a_path_channel_keeps_messages_without_either_side', options, async () => {
+  const directory = place();
+  await assert.rejects(Receiver.openPath(directory), coded('no_channel'));
+  const sender = await Sender.openPath(directory, { create: true, capacity: 1 << 20 });
+  await sender.sendMany(['a', 'b', 'c'].map((it) => Buffer.from(it)));
+  await sender.sync();
+  await assert.rejects(Sender.openPath(directory), coded('role_taken'));
+  sender.close();
+  const receiver = await Receiver.openPath(directory);
+  assert.deepEqual((await receiver.recvMany(10, LIMIT)).map(String), ['a', 'b', 'c']);
+  receiver.close();
+});
+
+test('gather_takes_the_messages_of_many_senders', options, async () => {
+  const at = name();
+  const receiver = gather(at);
+  const found = [];
+  const receiving = (async () => {
+    while (found.length < 20) found.push(...(await receiver.recvMany(20, LIMIT)).map(Number));
+  })();
+  const senders = await Promise.all(Array.from({ length: 20 }, () => Sender.connect(at, LIMIT)));
+  senders.forEach((sender, index) => sender.trySend(Buffer.from(`${index}`)));
+  await receiving;
+  assert.deepEqual(found.sort((a, b) => a - b), senders.map((_, index) => index));
+  [...senders, receiver].forEach((it) => it.close());
+});
+
+test('timers_have_their_turn_beside_a_saturating_sender', options, async () => {
+  const { sender, receiver } = threads();
+  let isOver = false;
+  setTimeout(() => { isOver = true; }, 20);
+  let count = 0;
+  // Without a bound, these promises would never let the timer run.
+  while (!isOver) {
+    await sender.send(Buffer.from('x'));
+    await receiver.recv();
+    count += 1;
+  }
+  assert.ok(count > 0);
+});
+
+test('an_endpoint_goes_to_a_worker_and_a_worker_may_be_terminated', options, async () => {
+  const text = `
+    const { parentPort, workerData } = require('node:worker_threads');
+    const pelton = require(workerData.pelton);
+    parentPort.once('message', async (token) => {
+      const receiver = pelton.Receiver.attach(token);
+      parentPort.postMessage('attached');
+      let count = 0;
+      for await (const message of receiver) count += Number(message);
+      parentPort.postMessage(count);
+      if (count === 0) await new Promise(() => {});
+    });`;
+  const begin = async (receiver) => {
+    const worker = new Worker(text, { eval: true, workerData: { pelton: require.resolve(
+      process.env.PELTON_PACKAGE ?? '..') } });
+    const token = receiver.detach();
+    assert.ok(receiver.closed);
+    worker.postMessage(token);
+    assert.deepEqual(await once(worker, 'message'), ['attached']);
+    return worker;
+  };
+  const { sender, receiver } = threads();
+  const worker = await begin(receiver);
+  for (let i = 0; i < 1000; i += 1) await sender.send(Buffer.from(`${i}`));
+  sender.close();
+  const exited = once(worker, 'exit');
+  assert.deepEqual(await once(worker, 'message'), [499_500]);
+  await exited;
+  for (let round = 0; round < 5; round += 1) {
+    const pair = threads();
+    const other = await begin(pair.receiver);
+    await other.terminate();
+    await assert.rejects(sendForEver(pair.sender), coded('closed'));
+  }
+});
+
+test('streams_keep_back_pressure', options, async () => {
+  const { sender, receiver } = threads({ capacity: 65_536, messageBytesMax: 4096 });
+  const count = 5000;
+  async function* source() {
+    for (let i = 0; i < count; i += 1) yield Buffer.from(`${i}`.padStart(1000));
+  }
+  let next = 0;
+  await Promise.all([
+    pipeline(source, sender.writable()),
+    pipeline(receiver.readable({ highWaterMark: 4 }), async (messages) => {
+      for await (const message of messages) assert.equal(Number(message), next++);
+    }),
+  ]);
+  assert.equal(next, count);
+  const other = threads();
+  for (let i = 0; i < 100; i += 1) other.sender.trySend(Buffer.from('x'));
+  const stream = other.receiver.readable({ highWaterMark: 4 });
+  await once(stream, 'readable');
+  // What nobody reads stays in the lane.
+  assert.ok(other.sender.info().unreleased >= 90);
+  stream.destroy();
+});
+
+test('a_process_ends_when_nothing_is_pending_or_after_unref', options, async () => {
+  const idle = program('globalThis.kept = pelton.threads(); console.log("idle");');
+  assert.equal(await idle.ended, 0);
+  const unref = program('const { receiver } = pelton.threads(); receiver.unref(); receiver.recv();');
+  assert.equal(await unref.ended, 0);
+  const exits = program('const { sender, receiver } = pelton.threads();'
+    + 'receiver.recv().then(() => process.exit(7)); sender.trySend(Buffer.from("x"));');
+  assert.equal(await exits.ended, 7);
+});
+
+test('an_unhandled_rejection_ends_the_process_as_node_says', options, async () => {
+  const child = start(process.execPath, ['-e', `const pelton = require(${JSON.stringify(require.resolve(
+    process.env.PELTON_PACKAGE ?? '..'))}); pelton.threads().receiver.recv({ timeout: 0 });`],
+  { stdio: ['ignore', 'pipe', 'ignore'] });
+  assert.equal(await child.ended, 1);
+});
+
+test('a_forgotten_message_is_released_with_one_warning', options, async () => {
+  const text = `const { sender, receiver } = pelton.threads();
+    const warnings = [];
+    process.on('warning', (warning) => warnings.push(warning.name));
+    for (let i = 0; i < 100; i += 1) { sender.trySend(Buffer.alloc(1000)); receiver.tryPeek(); }
+    while (sender.info().unreleased > 0) { gc(); await new Promise(setImmediate); receiver.tryRecv(); }
+    console.log(warnings.join());`;
+  const head = `const pelton = require(${JSON.stringify(require.resolve(process.env.PELTON_PACKAGE ?? '..'))});`;
+  const child = start(process.execPath, ['--expose-gc', '-e', `${head}(async () => { ${text} })();`]);
+  assert.equal(await child.ended, 0);
+  assert.equal(child.output().trim(), 'PeltonWarning');
+});
+
+test('a_kill_of_either_side_is_detected_and_its_successor_continues', options, async () => {
+  for (let round = 0; round < 10; round += 1) {
+    const at = name();
+    const listener = listen(at);
+    const child = program(`const sender = await pelton.Sender.connect(argument, { timeout: 20000 });
+      for (let i = 0; ; i += 1) await sender.send(Buffer.from(String(i)));`, at);
+    const receiver = await listener.acceptReceiver(LIMIT);
+    let next = 0;
+    const take = async () => {
+      for (;;) assert.equal(Number(await receiver.recv(LIMIT)), next++);
+    };
+    for (let i = 0; i < 500; i += 1) assert.equal(Number(await receiver.recv(LIMIT)), next++);
+    child.kill('SIGKILL');
+    await assert.rejects(take(), coded('peer_died'));
+    await child.ended;
+    const successor = program(`const sender = await pelton.Sender.connect(argument, { timeout: 20000 });
+      await sender.send(Buffer.from('successor')); await sender.waitReleased(); sender.close();`, at);
+    await receiver.resume(LIMIT);
+    assert.equal(`${await receiver.recv(LIMIT)}`, 'successor');
+    await assert.rejects(receiver.recv(LIMIT), coded('closed'));
+    assert.equal(await successor.ended, 0);
+    receiver.close();
+
+    const victim = program(`const receiver = await pelton.Receiver.connect(argument, { timeout: 20000 });
+      for (;;) await receiver.recv();`, at);
+    const sender = await listener.acceptSender(LIMIT);
+    let sent = 0;
+    for (; sent < 500; sent += 1) await sender.send(Buffer.from(`${sent}`));
+    victim.kill('SIGKILL');
+    await assert.rejects(async () => {
+      for (;; sent += 1) await sender.send(Buffer.from(`${sent}`));
+    }, (error) => coded('peer_died')(error) && error.unreleased >= 0);
+    const heir = program(`const receiver = await pelton.Receiver.connect(argument, { timeout: 20000 });
+      let last; for await (const message of receiver) last = message; console.log(String(last));`, at);
+    await sender.resume(LIMIT);
+    await sender.send(Buffer.from('last'));
+    await sender.waitReleased(LIMIT);
+    sender.close();
+    assert.equal(await heir.ended, 0);
+    assert.equal(heir.output().trim(), 'last');
+    listener.close();
+  }
+});
+
+test('both_ways_with_the_tool', { ...options, skip: !tool && 'PELTON_TOOL is not set' }, async () => {
+  const at = name();
+  const sending = start(tool, ['send', '--timeout', '20', at]);
+  const listener = listen(at);
+  sending.stdin.end('one\ntwo\nthree\n');
+  const receiver = await listener.acceptReceiver(LIMIT);
+  const found = [];
+  for await (const message of receiver) found.push(`${message}`);
+  assert.deepEqual(found, ['one', 'two', 'three']);
+  assert.equal(await sending.ended, 0);
+  listener.close();
+  const other = name();
+  const receiving = start(tool, ['recv', other]);
+  const sender = await Sender.connect(other, LIMIT);
+  await sender.sendMany(['four', 'five'].map((it) => Buffer.from(it)), LIMIT);
+  sender.close();
+  assert.equal(await receiving.ended, 0);
+  assert.equal(receiving.output(), 'four\nfive\n');
+});

@@ -1,0 +1,47 @@
+// Compiled by `tsc --strict`, and not run: what users write, and what must be refused.
+import pelton, { Client, Failed, PeltonError, Receiver, Sender, Service, gather, listen, threads } from 'pelton';
+
+async function channels(): Promise<void> {
+  const sender: Sender = await Sender.connect('a', { timeout: 1000, signal: AbortSignal.timeout(10) });
+  await sender.send(new Uint8Array(3), { timeout: 1 });
+  const count: number = await sender.sendMany([Buffer.from('a')]);
+  const isSent: boolean = sender.trySend(Buffer.alloc(count));
+  const receiver: Receiver = await listen('b').acceptReceiver();
+  for await (const message of receiver) message.readUInt8(0);
+  const messages: Buffer[] = await receiver.recvMany(isSent ? 10 : 20);
+  const none: Buffer | null = receiver.tryRecv();
+  const pair: { sender: Sender; receiver: Receiver } = threads({ capacity: 65_536 });
+  Sender.attach(pair.sender.detach()).close();
+  gather('c', { lanes: 2 }).close();
+  void [messages, none, pelton.threads];
+  // @ts-expect-error: text is not bytes.
+  await sender.send('text');
+  // @ts-expect-error: a misspelt option.
+  await receiver.recv({ timout: 1 });
+  // @ts-expect-error: only listen, connect and so on make one.
+  new Receiver();
+}
+
+async function calls(): Promise<void> {
+  const service = Service.listen('d', { callBytesMax: 1 << 20 });
+  await service.run(async (request) => {
+    request.signal.throwIfAborted();
+    if (request.data.length === 0) throw new Failed(1, 'empty');
+    return request.data;
+  }, { inFlightMax: 3 });
+  await service.run(async function* parts(request) {
+    yield request.data;
+  });
+  const client = await Client.connect('d');
+  const reply: Buffer = await client.call(Buffer.from('x'), { idempotent: true });
+  for await (const part of client.stream(reply)) part.toString();
+  try {
+    await client.notify(reply);
+  } catch (error) {
+    if (error instanceof PeltonError) void [error.code.length, error.unreleased];
+  }
+  // @ts-expect-error: a number is no reply.
+  await service.run(() => 7);
+}
+
+void [channels, calls];
