@@ -434,9 +434,15 @@ pub struct Call {
     deadline: Deadline,
     is_over: AtomicBool,
     is_in_use: AtomicBool,
+    /// The parts of the whole reply that have come, joined. They stay for the next call when `result` times out.
+    begun: Mutex<Option<Vec<u8>>>,
 }
 
 impl Call {
+    fn begun(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits for the next completion. `None` after the last one.
     fn next(&self, py: Python<'_>, deadline: Deadline) -> PyResult<Option<Vec<u8>>> {
         if self.is_over.load(Ordering::Acquire) {
@@ -483,14 +489,18 @@ impl Call {
 
     /// Waits for the whole reply: a streaming one in one piece.
     fn whole(&self, py: Python<'_>, deadline: Deadline) -> PyResult<Vec<u8>> {
-        let mut reply: Option<Vec<u8>> = None;
         while let Some(mut part) = self.next(py, deadline)? {
-            match &mut reply {
+            match &mut *self.begun() {
                 Some(reply) => reply.append(&mut part),
-                None => reply = Some(part),
+                none => *none = Some(part),
             }
         }
-        Ok(reply.unwrap_or_default())
+        Ok(self.begun().take().unwrap_or_default())
+    }
+
+    /// The bytes as an object of Python. They stay for the next call when there is no memory for it.
+    fn object<'py>(&self, py: Python<'py>, bytes: Vec<u8>) -> PyResult<Bound<'py, PyBytes>> {
+        to_bytes(py, &bytes).inspect_err(|_| *self.begun() = Some(bytes))
     }
 }
 
@@ -503,18 +513,20 @@ fn no_reply_in_time(py: Python<'_>) -> PyErr {
 impl Call {
     /// The whole reply; of a streaming one all parts in one piece. Waits up to `timeout` seconds.
     ///
-    /// Raises `TimedOut`, after which the call is still in flight; `Failed` with the service's code and text;
+    /// Raises `TimedOut`, after which the call is still in flight, and what has come of its reply is kept; `Failed` with the service's code and text;
     /// `Abandoned` if the service dropped it; `PeerDied`, `Closed` or `Refused` if it was lost.
     #[pyo3(signature = (timeout=None))]
     fn result<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyBytes>> {
-        if self.is_over.load(Ordering::Acquire) {
+        if self.is_over.load(Ordering::Acquire) && self.begun().is_none() {
             return Err(raise(py, Error::Refused("the reply of this call was taken, or it was cancelled".to_owned())));
         }
-        to_bytes(py, &self.whole(py, self.deadline(timeout)?)?)
+        let whole = self.whole(py, self.deadline(timeout)?)?;
+        self.object(py, whole)
     }
 
     /// Cancels the call: its handler is notified, and its reply dropped. Does not wait.
     fn cancel(&self, py: Python<'_>) {
+        *self.begun() = None;
         if !self.is_over.swap(true, Ordering::AcqRel) {
             py.detach(|| self.client.get().cancel(self.call));
         }
@@ -525,7 +537,10 @@ impl Call {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        self.next(py, self.deadline)?.map(|part| to_bytes(py, &part)).transpose()
+        // What a `result` that timed out has taken comes first.
+        let begun = self.begun().take();
+        let part = if begun.is_some() { begun } else { self.next(py, self.deadline)? };
+        part.map(|part| self.object(py, part)).transpose()
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -611,7 +626,7 @@ impl Client {
         let call = this.get().wait_in_slices(py, deadline, submit)?;
         let call = call.ok_or_else(|| timed_out(py, "waiting for space for a request"))?;
         let (is_over, is_in_use) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Call { client: this.clone().unbind(), call, deadline, is_over, is_in_use })
+        Ok(Call { client: this.clone().unbind(), call, deadline, is_over, is_in_use, begun: Mutex::new(None) })
     }
 
     /// Sends a message that gets no reply. Waits for space up to `timeout` seconds. Nothing reports whether a service

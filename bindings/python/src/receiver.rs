@@ -400,6 +400,14 @@ impl Message {
     }
 
     fn __enter__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyMemoryView>> {
+        let entered = this.get().state().view.as_ref().and_then(|view| view.bind(this.py()).upgrade());
+        if entered.is_some() {
+            return Err(named(
+                this.py(),
+                "Busy",
+                "this message is in a `with` block already: use the view of that one",
+            ));
+        }
         let view = PyMemoryView::from(this.as_any())?;
         let weak = PyWeakrefReference::new(view.as_any())?.unbind();
         this.get().state().view = Some(weak);

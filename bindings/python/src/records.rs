@@ -173,11 +173,13 @@ impl RecordFile {
     fn __exit__(
         &self,
         py: Python<'_>,
-        _type: &Bound<'_, PyAny>,
+        raised: &Bound<'_, PyAny>,
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        self.close(py)
+        let closed = self.close(py);
+        // The exception that ends the block says more than that of the close, which would replace it.
+        if raised.is_none() { closed } else { Ok(()) }
     }
 }
 

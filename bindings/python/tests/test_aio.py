@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+from pathlib import Path
 
 import pelton
 import pelton.aio
@@ -173,5 +175,27 @@ def test_connecting_waits_in_the_loop_and_a_peers_end_wakes_a_task(run: Run, nam
                 while True:
                     await sender.send(bytes(1000))
         thread.join()
+
+    run(main())
+
+
+def test_an_endpoint_that_is_dropped_leaves_the_loop(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        for number in range(3):
+            name = f"unix:{tmp_path}/{number}"
+            with pelton.listen(name) as listener:
+                accepted = asyncio.create_task(asyncio.to_thread(listener.accept_sender, LIMIT))
+                receiver = await pelton.aio.Receiver.connect(name, timeout=LIMIT)
+                with await accepted as sender:
+                    with pytest.raises(TimeoutError):
+                        await asyncio.wait_for(receiver.recv(), 0.05)
+                    waiting = asyncio.create_task(receiver.recv())
+                    await asyncio.sleep(0.01)
+                    sender.send(b"hello")
+                    assert await asyncio.wait_for(waiting, LIMIT) == b"hello"
+                    # Its descriptor's number is the next one's.
+                    del receiver, waiting
+                    gc.collect()
+                    await asyncio.sleep(0)
 
     run(main())

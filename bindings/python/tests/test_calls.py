@@ -707,6 +707,35 @@ def test_services_are_replaced_by_a_drain_and_no_call_fails(short_name: str) -> 
         service.close()
 
 
+def test_a_result_that_times_out_loses_no_part(name: str) -> None:
+    with pelton.Service.listen(name) as service, connect(service, name) as client:
+        first, second = client.submit(b"result"), client.submit(b"iterate")
+        requests = [service.receive(LIMIT), service.receive(LIMIT)]
+        for request in requests:
+            request.part(b"AAAA")
+        for call in (first, second):
+            for _ in range(3):
+                with pytest.raises(pelton.TimedOut):
+                    call.result(0.05)
+        for request in requests:
+            request.part(b"BBBB")
+            request.end()
+        assert first.result(LIMIT) == b"AAAABBBB"
+        assert list(second) == [b"AAAA", b"BBBB"]
+        with pytest.raises(pelton.Refused):
+            first.result()
+
+
+def test_a_mapping_is_no_streaming_reply(name: str) -> None:
+    with pelton.Service.listen(name) as service, connect(service, name) as client:
+        threads = [threading.Thread(target=service.run, args=(lambda request: {b"key": b"value"},))]
+        threads[0].start()
+        with pytest.raises(pelton.Failed, match="dict"):
+            client.call(b"hello", LIMIT)
+        service.stop()
+        threads[0].join(LIMIT)
+
+
 def test_a_drain_answers_what_was_taken(served: Served, name: str) -> None:
     with pelton.Service.listen(name + "2") as service, connect(service, name + "2") as client:
         taken = client.submit(b"one")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import gc
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -623,3 +624,31 @@ def test_no_message_of_a_list_is_lost_when_memory_runs_out() -> None:
                 taken += receiver.recv_many(10, 0)
             assert taken == messages, number
     assert failed > 0, "the memory has run out"
+
+
+def test_an_exception_of_a_with_block_is_not_replaced_by_that_of_the_close() -> None:
+    sender, receiver = pelton.threads()
+    with receiver, pytest.raises(ValueError, match="the user's"), sender:
+        reservation = sender.reserve(8)
+        raise ValueError("the user's")
+    reservation.abort()
+    sender.close()
+
+
+def test_an_error_of_the_system_can_be_pickled() -> None:
+    with pytest.raises(pelton.System) as raised:
+        pelton.RecordReader("/nowhere/to/be/found")
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert isinstance(again, FileNotFoundError) and isinstance(again, pelton.System)
+    assert (again.errno, again.strerror, str(again)) == (2, os.strerror(2), str(raised.value))
+
+
+def test_a_message_is_entered_once() -> None:
+    sender, receiver = pelton.threads()
+    with sender, receiver:
+        sender.send(b"hello")
+        message = receiver.peek()
+        with message as view:
+            with pytest.raises(pelton.Busy):
+                message.__enter__()
+            assert bytes(view) == b"hello"

@@ -7,6 +7,7 @@ import errno
 import functools
 import gc
 import os
+import shutil
 import time
 import weakref
 from collections.abc import Callable
@@ -300,5 +301,20 @@ def test_tasks_that_read_at_the_position_get_different_parts(run: Run, tmp_path:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             parts = await asyncio.gather(*(file.read(1 << 20) for _ in range(8)))
         assert b"".join(parts) == data
+
+    run(main())
+
+
+def test_a_copy_to_itself_is_refused_and_changes_nothing(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        source, link = tmp_path / "source", tmp_path / "link"
+        source.write_bytes(b"hello")
+        link.hardlink_to(source)
+        for target in (source, link):
+            with pytest.raises(shutil.SameFileError):
+                await pelton.files.copy(source, target)
+        assert source.read_bytes() == b"hello"
+        assert await pelton.files.copy(source, tmp_path / "other") == 5
+        assert await pelton.files.copy(source, tmp_path / "other") == 5
 
     run(main())

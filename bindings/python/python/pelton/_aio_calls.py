@@ -13,6 +13,8 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable
 from contextlib import aclosing
+from copy import copy
+from inspect import isawaitable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -433,8 +435,8 @@ class Client(_Driver):
             self._unwatch()
         except pelton.Error as raised:
             self._unwatch()
-            kind, text = type(raised), str(raised)
-            self._fail(lambda: kind(text))
+            error = raised
+            self._fail(lambda: copy(error))
 
     def _completed(self) -> None:
         calls, completions = self._calls, self._completions
@@ -664,6 +666,8 @@ class Service(_Driver):
             if hasattr(reply, "__aiter__"):
                 await self._send_parts(request, reply)
                 return
+            if not isawaitable(reply):
+                raise TypeError(f"the handler returned {type(reply).__name__}, wanted an `async def`: pelton.Service has plain ones")
             reply = await reply
             if request.is_answered:
                 return

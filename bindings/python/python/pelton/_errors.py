@@ -6,6 +6,9 @@ the code in `pelton.h`, in small letters. The text says what was found, what was
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 
 class Error(Exception):
     """Every error of pelton. `sent` is set by `send_many`: how many messages were sent before the error."""
@@ -139,6 +142,13 @@ class System(Error, OSError):
 
     code = "system"
 
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The class for an errno is made where it is needed.
+        return system, (self.errno, str(self)), self.__dict__
+
 
 _of_errno: dict[int | None, type[System]] = {}
 
@@ -150,6 +160,8 @@ def system(errno: int | None, text: str) -> System:
         _of_errno[errno] = System if builtin is OSError else type("System", (System, builtin), {})
     raised = _of_errno[errno](text)
     raised.errno = errno
+    if errno is not None:
+        raised.strerror = os.strerror(errno)
     return raised
 
 

@@ -6,7 +6,7 @@ import contextvars
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 import pelton
@@ -60,7 +60,8 @@ def is_streaming(reply: object) -> bool:
     try:
         memoryview(reply)  # type: ignore[arg-type]
     except TypeError:
-        return isinstance(reply, Iterable)
+        # Iterating over these gives keys, or no order.
+        return isinstance(reply, Iterable) and not isinstance(reply, (Mapping, Set))
     return False
 
 

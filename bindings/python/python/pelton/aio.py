@@ -77,6 +77,16 @@ class _Watch:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def forget(self, endpoint: pelton.Receiver | pelton.Sender) -> None:
+        """An endpoint goes without a close. It stays open until the loop has left it: its descriptor's number must not
+        belong to another one before. The collector runs in any thread."""
+        if self._is_registered and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._leave, endpoint)
+
+    def _leave(self, endpoint: pelton.Receiver | pelton.Sender) -> None:
+        self.end()
+        endpoint.close()
+
 
 async def _opened(opening: pelton.Opening) -> Any:
     watch = _Watch(opening.fileno())
@@ -95,8 +105,8 @@ class Receiver:
 
     def __init__(self, receiver: pelton.Receiver) -> None:
         """Takes over a receiver: use it by this object alone."""
-        self._receiver = receiver
         self._watch = _Watch(receiver.fileno())
+        self._receiver = receiver
         self._taken = 0
 
     @classmethod
@@ -148,6 +158,10 @@ class Receiver:
         except pelton.Closed:
             raise StopAsyncIteration from None
 
+    def __del__(self) -> None:
+        if hasattr(self, "_receiver"):
+            self._watch.forget(self._receiver)
+
     def close(self) -> None:
         """Ends the channel. Does not wait. A task that waits here gets `ClosedHandle`."""
         self._watch.end()
@@ -167,8 +181,8 @@ class Sender:
 
     def __init__(self, sender: pelton.Sender) -> None:
         """Takes over a sender: use it by this object alone."""
-        self._sender = sender
         self._watch = _Watch(sender.fileno())
+        self._sender = sender
         self._sent = 0
 
     @classmethod
@@ -199,6 +213,10 @@ class Sender:
             await self.send(message)
             sent += 1
         return sent
+
+    def __del__(self) -> None:
+        if hasattr(self, "_sender"):
+            self._watch.forget(self._sender)
 
     def close(self) -> None:
         """Ends the channel. Does not wait. A task that waits here gets `ClosedHandle`."""

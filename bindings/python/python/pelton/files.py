@@ -15,8 +15,10 @@ which it was opened.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
+import shutil
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
@@ -169,11 +171,19 @@ async def write_file(path: str | os.PathLike[str], data: Buffer) -> None:
 
 
 async def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
-    """Copies a file's bytes within the kernel, creates or replaces `target`, and returns how many bytes it has."""
-    async with await open(source) as reading, await open(target, "w") as writing:
+    """Copies a file's bytes within the kernel, creates or replaces `target`, and returns how many bytes it has.
+
+    Raises `shutil.SameFileError`, an OSError, if both are one file, which it would empty.
+    """
+    async with await open(source) as reading:
         engine = reading._engine
-        copied: int = await engine.run(engine.begin.copy, reading._file, writing._file)
-        return copied
+        with contextlib.suppress(FileNotFoundError):
+            async with File(engine, await engine.run(engine.begin.open, target, os.O_WRONLY, 0)) as there:
+                if os.path.samestat(os.fstat(reading.fileno()), os.fstat(there.fileno())):
+                    raise shutil.SameFileError(f"{os.fspath(source)!r} and {os.fspath(target)!r} are one file")
+        async with await open(target, "w") as writing:
+            copied: int = await engine.run(engine.begin.copy, reading._file, writing._file)
+            return copied
 
 
 async def listdir(path: str | os.PathLike[str] = ".") -> list[str]:
