@@ -153,7 +153,7 @@ mod tests {
             let table = table(&rows, true, is_narrow);
             let most = if is_narrow { 80 } else { WIDE.into() };
             assert!(table.lines().all(|line| line.chars().count() <= most), "{table}");
-            assert!(table.contains("…name/of/a/channel") && table.contains("receiver stopped"), "{table}");
+            assert!(table.contains("…me/of/a/channel") && table.contains("receiver stopped"), "{table}");
         }
         let table = table(&rows, false, false);
         assert!(table.contains(&row[0]) && table.contains(&row[2]), "{table}");

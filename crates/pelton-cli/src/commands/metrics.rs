@@ -73,12 +73,15 @@ pub fn run(args: &MetricsArgs) -> Result<(), Failure> {
     http::serve(&listener, &signals, |format| exporter.scrape(format))
 }
 
-/// A counter: its series in each channel, with the label `side` if there are two.
+/// The value of the label `side`, if there are two; and the count.
+type Side = (&'static str, fn(&Reading) -> u64);
+
+/// A counter, and its series in each channel.
 struct Counter {
     name: &'static str,
     help: &'static str,
     unit: Option<Unit>,
-    series: &'static [(&'static str, fn(&Reading) -> u64)],
+    series: &'static [Side],
 }
 
 const COUNTERS: [Counter; 7] = [
@@ -296,7 +299,8 @@ impl Collector for Snapshot {
             }
             first += series.len();
         }
-        let gauges: [(&str, &str, Option<Unit>, fn(&Series) -> f64); 5] = [
+        type Gauge = (&'static str, &'static str, Option<Unit>, fn(&Series) -> f64);
+        let gauges: [Gauge; 5] = [
             ("lanes", "Lanes: one for each sender", None, |of| of.lanes as f64),
             ("capacity", "Bytes that its lanes can hold", Some(Unit::Bytes), |of| of.capacity as f64),
             ("waiting_messages", "Messages that are sent and not released", None, |of| of.waiting_messages as f64),
