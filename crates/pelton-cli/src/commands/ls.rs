@@ -69,7 +69,7 @@ const COLUMNS: [Column; 12] = [
     Column("NAME", 16, Align::End),
     Column("KIND", 8, Align::Left),
     Column("SENDER", 13, Align::Left),
-    Column("RECEIVER", 12, Align::Left),
+    Column("RECEIVER", 13, Align::Left),
     Column("WAITS", 5, Align::Right),
     Column("FULL", 4, Align::Right),
     Column("WAITS-B", 7, Align::Right),
@@ -153,7 +153,7 @@ mod tests {
             let table = table(&rows, true, is_narrow);
             let most = if is_narrow { 80 } else { WIDE.into() };
             assert!(table.lines().all(|line| line.chars().count() <= most), "{table}");
-            assert!(table.contains("/of/a/channel") && table.contains("receiver stopped"), "{table}");
+            assert!(table.contains("…me/of/a/channel") && table.contains("receiver stopped"), "{table}");
         }
         let table = table(&rows, false, false);
         assert!(table.contains(&row[0]) && table.contains(&row[2]), "{table}");

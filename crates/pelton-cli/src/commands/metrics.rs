@@ -73,12 +73,10 @@ pub fn run(args: &MetricsArgs) -> Result<(), Failure> {
     http::serve(&listener, &signals, |format| exporter.scrape(format))
 }
 
-/// The name of a side, and what it has counted.
+/// The value of the label `side`, if there are two; and the count.
 type Side = (&'static str, fn(&Reading) -> u64);
-/// A name, what it means, its unit, and its value.
-type Gauge = (&'static str, &'static str, Option<Unit>, fn(&Series) -> f64);
 
-/// A counter: its series in each channel, with the label `side` if there are two.
+/// A counter, and its series in each channel.
 struct Counter {
     name: &'static str,
     help: &'static str,
@@ -301,6 +299,7 @@ impl Collector for Snapshot {
             }
             first += series.len();
         }
+        type Gauge = (&'static str, &'static str, Option<Unit>, fn(&Series) -> f64);
         let gauges: [Gauge; 5] = [
             ("lanes", "Lanes: one for each sender", None, |of| of.lanes as f64),
             ("capacity", "Bytes that its lanes can hold", Some(Unit::Bytes), |of| of.capacity as f64),

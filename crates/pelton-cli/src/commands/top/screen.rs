@@ -260,7 +260,6 @@ mod tests {
             (heads.collect::<Vec<_>>(), left)
         };
         assert_eq!(heads(80).0.len(), COLUMNS.len(), "80 columns are enough for all");
-        assert_eq!(heads(75).0, ["KIND", "MSG/S", "B/S", "WAITS", "FULL", "WAK/S", "STATE"]);
         assert_eq!(heads(70).0, ["KIND", "MSG/S", "B/S", "WAITS", "FULL", "STATE"]);
         assert_eq!(heads(52).0, ["MSG/S", "WAITS", "FULL", "STATE"]);
         assert_eq!(heads(29), (vec!["STATE"], 12));
