@@ -50,7 +50,9 @@ enum Command {
 
 /// Prints a line on standard error.
 fn report(text: impl Display) {
-    let _ = writeln!(std::io::stderr(), "pelton-bridge: {}", failure::printable(&text.to_string()));
+    // One write, because two bridges may share a terminal.
+    let line = format!("pelton-bridge: {}\n", failure::printable(&text.to_string()));
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// For the crash test, and only in debug builds: ends this process as abruptly as `kill -9` when it passes `name` for

@@ -96,6 +96,7 @@ struct Outward {
     id: String,
     run: u64,
     packed: bool,
+    allow_limits: bool,
     stop: Stop,
 }
 
@@ -109,7 +110,15 @@ pub async fn run(args: &OutArgs, stop: &Stop) -> Result<(), Failure> {
         )));
     }
     let (nats, info) = args.nats.connect(Direction::Out, args.subject.replace("{lane}", "*"), stop).await?;
-    let out = Outward { nats, config: info.config, id, run: random(), packed: args.packed, stop: stop.clone() };
+    let out = Outward {
+        nats,
+        config: info.config,
+        id,
+        run: random(),
+        packed: args.packed,
+        allow_limits: args.nats.allow_limits,
+        stop: stop.clone(),
+    };
     let mut subjects = HashMap::new();
     if !args.subject.contains("{lane}") {
         // Before a sender can come: a subject that cannot be used is refused at the start.
@@ -427,6 +436,8 @@ impl Outward {
                 Some(message) if message.sequence > subject.last => return self.decide(subject, origin, &message),
                 Some(message) if message.sequence == subject.last => lost_since = None,
                 None if subject.last == 0 => lost_since = None,
+                // Removed by a limit of the stream.
+                None if self.allow_limits => subject.last = 0,
                 // A server that is starting, or a new leader, may not have read all of its files yet.
                 found => {
                     let since = *lost_since.get_or_insert_with(Instant::now);

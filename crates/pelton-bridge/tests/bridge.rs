@@ -140,6 +140,20 @@ fn streams_that_remove_messages_are_refused() {
 }
 
 #[test]
+fn a_bridge_outwards_continues_after_a_limit_has_removed_its_last_message() {
+    let Some(place) = Place::new(&[]) else { return };
+    place.make_stream(stream::Config { max_messages: 1, ..Default::default() });
+    let mut sender = place.sender();
+    let _out = place.out(&["--allow-limits"]);
+    for number in 0..3 {
+        sender.send(b"ours").unwrap();
+        eventually("the message", || sender.unreleased() == 0);
+        // Of another subject: the stream keeps one message.
+        place.publish("s.other", if number == 0 { "first" } else { "next" });
+    }
+}
+
+#[test]
 fn a_foreign_message_on_the_subject_stops_a_bridge_outwards_and_loses_nothing() {
     let Some(place) = Place::new(&[]) else { return };
     place.make_stream(stream::Config::default());

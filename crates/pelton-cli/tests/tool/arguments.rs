@@ -1,6 +1,7 @@
 //! Invalid arguments, and the help texts.
 
 use crate::test_dirs;
+use std::os::unix::fs::PermissionsExt as _;
 
 #[test]
 fn invalid_arguments_are_refused_with_2() {
@@ -66,5 +67,27 @@ fn the_help_of_each_command_has_its_own_exit_codes() {
         for words in words {
             assert!(help.contains(words), "{command}: {words}: {help}");
         }
+    }
+}
+
+#[test]
+fn bridge_executes_the_program_beside_it_or_on_the_path() {
+    let here = tempfile::tempdir().unwrap();
+    let own = here.path().join("bin/pelton");
+    std::fs::create_dir_all(own.parent().unwrap()).unwrap();
+    std::fs::copy(env!("CARGO_BIN_EXE_pelton"), &own).unwrap();
+    let run = || {
+        let mut command = std::process::Command::new(&own);
+        command.args(["bridge", "out", "--help", "x"]).env("PATH", here.path());
+        command.output().unwrap()
+    };
+    let missing = run();
+    assert_eq!(missing.status.code(), Some(5));
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("there is no `pelton-bridge`"), "{missing:?}");
+    for place in ["pelton-bridge", "bin/pelton-bridge"] {
+        let program = here.path().join(place);
+        std::fs::write(&program, format!("#!/bin/sh\necho {place} \"$@\"\n")).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(String::from_utf8_lossy(&run().stdout), format!("{place} out --help x\n"));
     }
 }
