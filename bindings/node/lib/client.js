@@ -230,6 +230,8 @@ class Client extends Driver {
         if (taken > 0) {
           this.#wakeForSpace(taken);
           if (this.#calls.size > 0 || this.#forSpace.length > 0) this._start();
+          else if (client.hasQueued) this._start();
+          else client.stop();
           return;
         }
         // Parts have to be taken first, which starts it again.

@@ -267,6 +267,17 @@ test('a_process_ends_when_nothing_is_pending_or_after_unref', options, async () 
   assert.equal(await idle.ended, 0);
   const unref = program('const { receiver } = pelton.threads(); receiver.unref(); receiver.recv();');
   assert.equal(await unref.ended, 0);
+  const over = program(`const { sender, receiver } = pelton.threads();
+    const service = pelton.Service.listen(argument);
+    service.unref().run((request) => request.data);
+    globalThis.client = await pelton.Client.connect(argument);
+    const first = client.call(Buffer.from('x'));
+    setTimeout(() => client.call(Buffer.from('y')), 5);
+    await first;
+    const waits = [receiver.recv({ timeout: 5 }).catch(() => {}), receiver.recv()];
+    setTimeout(() => sender.trySend(Buffer.from('x')), 5);
+    await Promise.all(waits);`, name());
+  assert.equal(await over.ended, 0);
   const exits = program('const { sender, receiver } = pelton.threads();'
     + 'receiver.recv().then(() => process.exit(7)); sender.trySend(Buffer.from("x"));');
   assert.equal(await exits.ended, 7);
