@@ -188,7 +188,8 @@ async function main(kind, rounds) {
     for (const system of systems) {
       const figures = found[system];
       // Of each round, because the machine changes between two.
-      const speedups = figures.map((figure, i) => (kind === 'stream' ? found.pelton[i] / figure : figure / found.pelton[i]));
+      const speedups = figures.map((figure, i) =>
+        (kind === 'stream' ? found.pelton[i] / figure : figure / found.pelton[i]));
       const digits = kind === 'stream' ? 0 : 1;
       const range = `${Math.min(...figures).toFixed(digits)} to ${Math.max(...figures).toFixed(digits)}`;
       const more = kind === 'stream' ? `, event loop's delay p99 ${median(delays[system]).toFixed(1)} ms` : '';

@@ -7,7 +7,7 @@ const { Driver, TURN } = require('./driver.js');
 const { closedHandle, timedOut } = require('./errors.js');
 const { opened } = require('./waits.js');
 
-/** A call in flight: its parts that have come, and who waits for them. */
+/** A call in flight: its parts that have come, and what wakes the code that waits. */
 class Call {
   parts = [];
   error = undefined;

@@ -335,14 +335,14 @@ test('a_kill_of_either_side_is_detected_and_its_successor_continues', options, a
     await assert.rejects(async () => {
       for (;; sent += 1) await sender.send(Buffer.from(`${sent}`));
     }, (error) => coded('peer_died')(error) && error.unreleased >= 0);
-    const heir = program(`const receiver = await pelton.Receiver.connect(argument, { timeout: 20000 });
+    const second = program(`const receiver = await pelton.Receiver.connect(argument, { timeout: 20000 });
       let last; for await (const message of receiver) last = message; console.log(String(last));`, at);
     await sender.resume(LIMIT);
     await sender.send(Buffer.from('last'));
     await sender.waitReleased(LIMIT);
     sender.close();
-    assert.equal(await heir.ended, 0);
-    assert.equal(heir.output().trim(), 'last');
+    assert.equal(await second.ended, 0);
+    assert.equal(second.output().trim(), 'last');
     listener.close();
   }
 });
