@@ -94,9 +94,12 @@ async function run(system, kind, directory, round) {
   const count = kind === 'stream' ? COUNTS[system] : TRIPS;
   const message = Buffer.alloc(SIZE, 'x');
   const job = { system, kind, name, count };
+  let ended;
   const begin = () => {
-    if (system === 'worker') return new Worker(__filename, { workerData: job });
-    return fork(__filename, ['--peer', JSON.stringify(job)], { serialization: 'advanced' });
+    const started = system === 'worker' ? new Worker(__filename, { workerData: job })
+      : fork(__filename, ['--peer', JSON.stringify(job)], { serialization: 'advanced' });
+    ended = once(started, 'exit');
+    return started;
   };
   const delay = monitorEventLoopDelay({ resolution: 1 });
   let started;
@@ -159,7 +162,6 @@ async function run(system, kind, directory, round) {
   }
   const ns = Number(process.hrtime.bigint() - started);
   delay.disable();
-  const ended = once(other, 'exit');
   if (system === 'worker') await other.terminate();
   else other.kill('SIGKILL');
   await ended;

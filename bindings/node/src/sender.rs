@@ -185,7 +185,7 @@ impl Sender {
     /// Hands it over to another thread of this process: a number for `attachSender` there.
     #[napi]
     pub fn detach(&mut self) -> Result<f64> {
-        Ok(tokens().keep(Token::Sender(self.0.detach()?)))
+        Ok(tokens().keep(Token::Sender(Box::new(self.0.detach()?))))
     }
 
     /// Closes it.
