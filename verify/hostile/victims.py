@@ -44,7 +44,7 @@ VICTIMS = {
     "tool send": (Receiver, [TOOL, "send", "--timeout", VICTIM_SECONDS, "{name}"]),
     "tool call": (Service, [TOOL, "call", "--timeout", VICTIM_SECONDS, "--frame", "lines", "{name}"]),
 }
-for language in ("go", "c", "erlang", "lisp", "python", "node"):
+for language in ("go", "c", "erlang", "lisp", "python"):
     VICTIMS[f"{language} recv"] = (Sender, driver(language, "gather", ENDLESS))
     VICTIMS[f"{language} serve"] = (Client, driver(language, "serve", ENDLESS))
     VICTIMS[f"{language} send"] = (Receiver, driver(language, "send", 3))

@@ -7,7 +7,7 @@ const { Driver, TURN } = require('./driver.js');
 const { closedHandle, timedOut } = require('./errors.js');
 const { opened } = require('./waits.js');
 
-/** A call in flight: its parts that have come, and who waits for them. */
+/** A call in flight: its parts that have come, and what wakes the code that waits. */
 class Call {
   parts = [];
   error = undefined;
@@ -230,6 +230,8 @@ class Client extends Driver {
         if (taken > 0) {
           this.#wakeForSpace(taken);
           if (this.#calls.size > 0 || this.#forSpace.length > 0) this._start();
+          else if (client.hasQueued) this._start();
+          else client.stop();
           return;
         }
         // Parts have to be taken first, which starts it again.

@@ -17,7 +17,7 @@ export interface WaitOptions {
   signal?: AbortSignal | undefined;
 }
 
-/** The sizes of a lane, and who may connect. */
+/** The sizes of a lane, and the users that may connect. */
 export interface LaneOptions {
   /** The lane's bytes: 64 MiB unless given. Memory is used as messages need it. */
   capacity?: number | undefined;

@@ -18,9 +18,14 @@ class Waits {
   #queue = [];
   #taken = 0;
   #isScheduled = false;
+  // Whether the loop watches the descriptor, which keeps the process alive.
+  #isAwaited = false;
   #rejectStep;
   // Its native object has only a weak reference to it while nothing waits.
-  #rung = () => this.#serve();
+  #rung = () => {
+    this.#isAwaited = false;
+    this.#serve();
+  };
 
   constructor(native, noun) {
     this.#native = native;
@@ -94,7 +99,10 @@ class Waits {
       try {
         const found = entry.attempt();
         if (found === undefined) {
-          if (this.#native.wait(entry.bytes())) return;
+          if (this.#native.wait(entry.bytes())) {
+            this.#isAwaited = true;
+            return;
+          }
           // It is ready after all. Once more at once, then in the next turn.
           if (wasReady) break;
           wasReady = true;
@@ -108,6 +116,13 @@ class Waits {
       wasReady = false;
     }
     if (queue.length > 0) this.#schedule();
+    else this.#stop();
+  }
+
+  #stop() {
+    if (!this.#isAwaited) return;
+    this.#isAwaited = false;
+    this.#native.stop();
   }
 
   #end(entry) {
@@ -121,7 +136,7 @@ class Waits {
   #leave(entry, error) {
     const wasFirst = this.#queue[0] === entry;
     this.#end(entry).reject(error);
-    if (this.#queue.length === 0) this.#native.stop();
+    if (this.#queue.length === 0) this.#stop();
     // The next one may need less.
     else if (wasFirst) this.#schedule();
   }

@@ -185,8 +185,8 @@ pub fn threads(given: Given) -> Result<(Sender, Receiver)> {
 
 /// An endpoint on its way to another thread.
 pub enum Token {
-    Sender(Sending),
-    Receiver(Receiving),
+    Sender(Box<Sending>),
+    Receiver(Box<Receiving>),
 }
 
 /// The endpoints on their way, by number.
@@ -259,8 +259,8 @@ pub fn accepting(
 
 /// What a listener accepts.
 enum Accepted {
-    Sender(pelton::Sender),
-    Receiver(pelton::Receiver),
+    Sender(Box<pelton::Sender>),
+    Receiver(Box<pelton::Receiver>),
 }
 
 /// Accepts peers under a name, one after another.
@@ -319,8 +319,8 @@ impl Listener {
         let listener = self.open()?.clone();
         self.step = Some(Step::start(&env, callback.raw(), move |_| {
             Ok(match accepts_sender {
-                true => listener.accept_sender_until(ATTEMPT)?.map(Accepted::Sender),
-                false => listener.accept_receiver_until(ATTEMPT)?.map(Accepted::Receiver),
+                true => listener.accept_sender_until(ATTEMPT)?.map(|it| Accepted::Sender(Box::new(it))),
+                false => listener.accept_receiver_until(ATTEMPT)?.map(|it| Accepted::Receiver(Box::new(it))),
             })
         })?);
         Ok(())
@@ -332,8 +332,8 @@ impl Listener {
         let listener = self.open()?.clone();
         let Some(accepted) = self.step.take().and_then(|step| step.take()) else { return Ok(None) };
         Ok(accepted.map_err(raise)?.map(|accepted| match accepted {
-            Accepted::Sender(sender) => Either::A(Sender::new(sender, Some(listener))),
-            Accepted::Receiver(receiver) => Either::B(Receiver::new(receiver, Some(listener))),
+            Accepted::Sender(sender) => Either::A(Sender::new(*sender, Some(listener))),
+            Accepted::Receiver(receiver) => Either::B(Receiver::new(*receiver, Some(listener))),
         }))
     }
 

@@ -174,7 +174,7 @@ impl Receiver {
     /// Hands it over to another thread of this process: a number for `attachReceiver` there.
     #[napi]
     pub fn detach(&mut self) -> Result<f64> {
-        Ok(tokens().keep(Token::Receiver(self.0.detach()?)))
+        Ok(tokens().keep(Token::Receiver(Box::new(self.0.detach()?))))
     }
 
     /// Closes it.

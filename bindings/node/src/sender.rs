@@ -58,8 +58,8 @@ impl Sender {
         Ok(sender.send_fast(data) || sender.try_send(data).map_err(raise)? == Sent::Sent)
     }
 
-    /// Sends messages from the index `from` on, while there is space, and within the bounds of a turn. Returns the index
-    /// of the first one not sent. An error after the first message comes again at the next call.
+    /// Sends messages from the index `from` on, while there is space, and within the bounds of a turn. Returns the
+    /// index of the first one not sent. An error after the first message comes again at the next call.
     #[napi]
     pub fn try_send_many(&mut self, messages: Array<'_>, from: u32) -> Result<u32> {
         let sender = &mut self.0.get()?.sender;
@@ -185,7 +185,7 @@ impl Sender {
     /// Hands it over to another thread of this process: a number for `attachSender` there.
     #[napi]
     pub fn detach(&mut self) -> Result<f64> {
-        Ok(tokens().keep(Token::Sender(self.0.detach()?)))
+        Ok(tokens().keep(Token::Sender(Box::new(self.0.detach()?))))
     }
 
     /// Closes it.

@@ -162,7 +162,7 @@ impl Request {
     /// The bytes, once.
     #[napi]
     pub fn take_data<'env>(&mut self, env: &'env Env) -> Result<BufferSlice<'env>> {
-        BufferSlice::copy_from(env, &self.data.take().unwrap_or_default())
+        BufferSlice::copy_from(env, self.data.take().unwrap_or_default())
     }
 
     /// Whether it is a notification.

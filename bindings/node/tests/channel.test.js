@@ -267,6 +267,17 @@ test('a_process_ends_when_nothing_is_pending_or_after_unref', options, async () 
   assert.equal(await idle.ended, 0);
   const unref = program('const { receiver } = pelton.threads(); receiver.unref(); receiver.recv();');
   assert.equal(await unref.ended, 0);
+  const over = program(`const { sender, receiver } = pelton.threads();
+    const service = pelton.Service.listen(argument);
+    service.unref().run((request) => request.data);
+    globalThis.client = await pelton.Client.connect(argument);
+    const first = client.call(Buffer.from('x'));
+    setTimeout(() => client.call(Buffer.from('y')), 5);
+    await first;
+    const waits = [receiver.recv({ timeout: 5 }).catch(() => {}), receiver.recv()];
+    setTimeout(() => sender.trySend(Buffer.from('x')), 5);
+    await Promise.all(waits);`, name());
+  assert.equal(await over.ended, 0);
   const exits = program('const { sender, receiver } = pelton.threads();'
     + 'receiver.recv().then(() => process.exit(7)); sender.trySend(Buffer.from("x"));');
   assert.equal(await exits.ended, 7);
@@ -324,14 +335,14 @@ test('a_kill_of_either_side_is_detected_and_its_successor_continues', options, a
     await assert.rejects(async () => {
       for (;; sent += 1) await sender.send(Buffer.from(`${sent}`));
     }, (error) => coded('peer_died')(error) && error.unreleased >= 0);
-    const heir = program(`const receiver = await pelton.Receiver.connect(argument, { timeout: 20000 });
+    const second = program(`const receiver = await pelton.Receiver.connect(argument, { timeout: 20000 });
       let last; for await (const message of receiver) last = message; console.log(String(last));`, at);
     await sender.resume(LIMIT);
     await sender.send(Buffer.from('last'));
     await sender.waitReleased(LIMIT);
     sender.close();
-    assert.equal(await heir.ended, 0);
-    assert.equal(heir.output().trim(), 'last');
+    assert.equal(await second.ended, 0);
+    assert.equal(second.output().trim(), 'last');
     listener.close();
   }
 });
