@@ -514,8 +514,8 @@ impl Call {
     /// The whole reply; of a streaming one all parts in one piece. Waits up to `timeout` seconds.
     ///
     /// Raises `TimedOut`, after which the call is still in flight, and what has come of its reply is kept; `Failed`
-    /// with the service's code and text; `Abandoned` if the service dropped it; `PeerDied`, `Closed` or `Refused` if it was
-    /// lost.
+    /// with the service's code and text; `Abandoned` if the service dropped it; `PeerDied`, `Closed` or `Refused` if
+    /// it was lost.
     #[pyo3(signature = (timeout=None))]
     fn result<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyBytes>> {
         if self.is_over.load(Ordering::Acquire) && self.begun().is_none() {
