@@ -17,7 +17,7 @@ const fn code(code: &'static str, meaning: &'static str, commands: &'static [&'s
 /// Those that close their channel when a signal ends them. The others end by the signal itself.
 const HANDLE_SIGNALS: &[&str] = &[
     "send", "recv", "flush", "record", "replay", "cat", "cp", "call", "serve", "run", "ping", "tail", "top", "conform",
-    "metrics",
+    "metrics", "bridge",
 ];
 
 /// Columns of a line.
@@ -45,9 +45,11 @@ const CODES: &[Code] = &[
     ),
     code("3", "there is no such channel, or this user may not see it", &["ls", "stat", "doctor", "tail"]),
     code("3", "there is no such channel, or a process uses it", &["rm", "recover", "info"]),
+    code("3", "refused: the stream's settings, another bridge or publisher, the position", &["bridge"]),
     code("3", "--listen: the address is taken or unusable", &["metrics"]),
     code("4", "timed out: the other side did not appear in time", &["send", "recv", "flush", "record", "replay"]),
     code("4", "timed out: the service did not appear, or not reply, in time", &["call", "ping"]),
+    code("4", "timed out: no server, or no other side", &["bridge"]),
     code("4", "timed out: the channel did not appear within --timeout", &["tail"]),
     code("4", "nobody listens under the name now", &["info"]),
     code("5", "the system failed: disk full, no memory, a corrupt channel or file", &[]),

@@ -89,7 +89,7 @@ enum Command {
     /// Check that programs in other languages exchange messages, calls and files with each other and with this one
     Conform(conform::ConformArgs),
     /// Carry a channel to other machines over NATS JetStream: executes pelton-bridge, a package of its own
-    #[command(disable_help_flag = true, after_help = EXIT_CODES)]
+    #[command(disable_help_flag = true)]
     Bridge(bridge::BridgeArgs),
     /// The conformance driver of Rust
     #[command(hide = true)]
