@@ -59,12 +59,14 @@ impl Failure {
 
     /// A record file that cannot be opened: bad input if its path is to blame, and not the system.
     pub fn of_file(error: pelton::Error) -> Failure {
-        use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, PermissionDenied};
+        use io::ErrorKind::{IsADirectory, NotADirectory, NotFound};
         use pelton::Error::{File, NotARecordFile, System};
         let is_input = match &error {
             NotARecordFile { .. } => true,
             System { error, .. } | File { error, .. } => {
-                matches!(error.kind(), NotFound | PermissionDenied | IsADirectory | NotADirectory)
+                // EPERM is the system's: a seccomp filter refuses the call.
+                matches!(error.kind(), NotFound | IsADirectory | NotADirectory)
+                    || error.raw_os_error() == Some(libc::EACCES)
             }
             _ => false,
         };
