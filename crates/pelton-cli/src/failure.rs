@@ -1,6 +1,5 @@
 //! Why a command failed: one kind per exit code, with the text for standard error.
 
-use rustix::io::Errno;
 use std::{
     fmt::{Display, Write as _},
     io::{self, Write as _},
@@ -65,9 +64,9 @@ impl Failure {
         let is_input = match &error {
             NotARecordFile { .. } => true,
             System { error, .. } | File { error, .. } => {
-                // EPERM, which is PermissionDenied too, is the system's: it forbids the call.
+                // EPERM is the system's: a seccomp filter refuses the call.
                 matches!(error.kind(), NotFound | IsADirectory | NotADirectory)
-                    || error.raw_os_error() == Some(Errno::ACCESS.raw_os_error())
+                    || error.raw_os_error() == Some(libc::EACCES)
             }
             _ => false,
         };

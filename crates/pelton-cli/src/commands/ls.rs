@@ -66,7 +66,7 @@ enum Align {
 
 /// The columns. A terminal of fewer than [`WIDE`] columns gets those of [`NARROW`], 80 columns wide with the state.
 const COLUMNS: [Column; 12] = [
-    Column("NAME", 16, Align::End),
+    Column("NAME", 15, Align::End),
     Column("KIND", 8, Align::Left),
     Column("SENDER", 13, Align::Left),
     Column("RECEIVER", 13, Align::Left),
@@ -153,7 +153,7 @@ mod tests {
             let table = table(&rows, true, is_narrow);
             let most = if is_narrow { 80 } else { WIDE.into() };
             assert!(table.lines().all(|line| line.chars().count() <= most), "{table}");
-            assert!(table.contains("…me/of/a/channel") && table.contains("receiver stopped"), "{table}");
+            assert!(table.contains("…e/of/a/channel") && table.contains("receiver stopped"), "{table}");
         }
         let table = table(&rows, false, false);
         assert!(table.contains(&row[0]) && table.contains(&row[2]), "{table}");
