@@ -7,6 +7,9 @@ const { closedHandle, timedOut } = require('./errors.js');
 /** What always finds a message, or space, lets timers and sockets have a turn after this number of them. A guess. */
 const TURN = 256;
 
+/** A wait that a poll of some microseconds ended counts as this many: a turn polls for a millisecond at most. */
+const POLLED = 16;
+
 /** Rejects as the signal says. */
 function aborted(signal) {
   return signal.reason;
@@ -24,6 +27,7 @@ class Waits {
   // Its native object has only a weak reference to it while nothing waits.
   #rung = () => {
     this.#isAwaited = false;
+    this.#taken = 0;
     this.#serve();
   };
 
@@ -86,12 +90,12 @@ class Waits {
     this.#isScheduled = true;
     setImmediate(() => {
       this.#isScheduled = false;
+      this.#taken = 0;
       this.#serve();
     });
   }
 
   #serve() {
-    this.#taken = 0;
     const queue = this.#queue;
     let wasReady = false;
     while (queue.length > 0 && this.#taken < TURN) {
@@ -103,8 +107,9 @@ class Waits {
             this.#isAwaited = true;
             return;
           }
-          // It is ready after all. Once more at once, then in the next turn.
+          // It is ready by now. Once more at once, then in the next turn.
           if (wasReady) break;
+          this.#taken += POLLED;
           wasReady = true;
           continue;
         }

@@ -24,7 +24,8 @@ impl AsRawFdOfLoop for Receiving {
 
 impl Armable for Receiving {
     fn arm(&mut self, _bytes: usize) -> pelton::Result<bool> {
-        Ok(self.receiver.arm()?.is_waiting())
+        // A poll of some microseconds, less if that was useless lately, spares both sides a wake-up.
+        Ok(!self.receiver.busy_poll()? && self.receiver.arm()?.is_waiting())
     }
     fn disarm(&mut self) {
         self.receiver.disarm();

@@ -26,7 +26,8 @@ impl AsRawFdOfLoop for Sending {
 
 impl Armable for Sending {
     fn arm(&mut self, bytes: usize) -> pelton::Result<bool> {
-        Ok(self.sender.arm(bytes)?.is_waiting())
+        // As a receiver.
+        Ok(!self.sender.busy_poll(bytes)? && self.sender.arm(bytes)?.is_waiting())
     }
     fn disarm(&mut self) {
         self.sender.disarm();
