@@ -1,0 +1,203 @@
+package pelton;
+
+import static java.lang.foreign.ValueLayout.ADDRESS;
+import static java.lang.foreign.ValueLayout.JAVA_INT;
+import static java.lang.foreign.ValueLayout.JAVA_LONG;
+import static java.lang.foreign.ValueLayout.JAVA_SHORT;
+
+import java.lang.foreign.AddressLayout;
+import java.lang.foreign.Arena;
+import java.lang.foreign.FunctionDescriptor;
+import java.lang.foreign.Linker;
+import java.lang.foreign.MemoryLayout;
+import java.lang.foreign.MemorySegment;
+import java.lang.foreign.SymbolLookup;
+import java.lang.invoke.MethodHandle;
+import java.nio.file.Path;
+import java.time.Duration;
+
+/**
+ * The functions of libpelton and of the kernel that the binding calls. A handle is passed as its address, a long.
+ *
+ * <p>A call with {@code critical} keeps the garbage collector from starting meanwhile, so only calls that cannot wait
+ * are such: sending, receiving and releasing without a wait.
+ */
+final class Native {
+    static final long NO_WAIT = 0;
+    static final long FOREVER = Long.MAX_VALUE;
+    /** The longest call that waits: an interrupt ends the wait after at most that. */
+    static final long SLICE_NS = 50_000_000;
+
+    private static final Linker LINKER = Linker.nativeLinker();
+    private static final AddressLayout TEXT =
+            ADDRESS.withTargetLayout(MemoryLayout.sequenceLayout(1 << 16, java.lang.foreign.ValueLayout.JAVA_BYTE));
+    private static final SymbolLookup LIBRARY = library();
+    private static final Linker.Option CRITICAL = Linker.Option.critical(false);
+    private static final Linker.Option CRITICAL_HEAP = Linker.Option.critical(true);
+
+    static final MethodHandle CLOSE = function("pelton_close", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SENDER_OPEN_START = opening("pelton_sender_open_start");
+    static final MethodHandle SENDER_OPENING_FD = function("pelton_sender_opening_fd", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SENDER_OPENING_FINISH = function("pelton_sender_opening_finish", JAVA_INT, JAVA_LONG, ADDRESS);
+    static final MethodHandle RECEIVER_OPEN_START = opening("pelton_receiver_open_start");
+    static final MethodHandle RECEIVER_OPENING_FD = function("pelton_receiver_opening_fd", JAVA_INT, JAVA_LONG);
+    static final MethodHandle RECEIVER_OPENING_FINISH =
+            function("pelton_receiver_opening_finish", JAVA_INT, JAVA_LONG, ADDRESS);
+    static final MethodHandle RECEIVER_GATHER = opening("pelton_receiver_gather");
+    static final MethodHandle LISTENER_OPEN = opening("pelton_listener_open");
+    static final MethodHandle LISTENER_FD = function("pelton_listener_fd", JAVA_INT, JAVA_LONG);
+    static final MethodHandle ACCEPT_SENDER =
+            function("pelton_listener_accept_sender", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
+    static final MethodHandle ACCEPT_RECEIVER =
+            function("pelton_listener_accept_receiver", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
+
+    static final MethodHandle TRY_SEND =
+            function("pelton_sender_send", CRITICAL_HEAP, JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle SENDER_SEND_BATCH =
+            function("pelton_sender_send_batch", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle SENDER_RESERVE =
+            function("pelton_sender_reserve", JAVA_INT, JAVA_LONG, JAVA_LONG, JAVA_LONG, ADDRESS);
+    static final MethodHandle SENDER_COMMIT = function("pelton_sender_commit", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle SENDER_ABORT = function("pelton_sender_abort", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SENDER_WAIT_RELEASED =
+            function("pelton_sender_wait_released", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle SENDER_RESUME = function("pelton_sender_resume", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle SENDER_FD = function("pelton_sender_fd", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SENDER_POLL = function("pelton_sender_poll", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle SENDER_ARM = function("pelton_sender_arm", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle SENDER_DISARM = function("pelton_sender_disarm", JAVA_INT, JAVA_LONG);
+
+    static final MethodHandle TRY_RECEIVE_BATCH = function(
+            "pelton_receiver_receive_batch", CRITICAL, JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS, JAVA_LONG, ADDRESS);
+    static final MethodHandle RECEIVE_BATCH = function(
+            "pelton_receiver_receive_batch", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS, JAVA_LONG, ADDRESS);
+    static final MethodHandle RELEASE = function("pelton_receiver_release", CRITICAL, JAVA_INT, JAVA_LONG);
+    /** For a message with descriptors, whose closing can wait. */
+    static final MethodHandle RELEASE_DESCRIPTORS = function("pelton_receiver_release", JAVA_INT, JAVA_LONG);
+    static final MethodHandle RECEIVER_RESUME = function("pelton_receiver_resume", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle RECEIVER_FD = function("pelton_receiver_fd", JAVA_INT, JAVA_LONG);
+    static final MethodHandle RECEIVER_POLL = function("pelton_receiver_poll", JAVA_INT, JAVA_LONG);
+    static final MethodHandle RECEIVER_ARM = function("pelton_receiver_arm", JAVA_INT, JAVA_LONG);
+    static final MethodHandle RECEIVER_DISARM = function("pelton_receiver_disarm", JAVA_INT, JAVA_LONG);
+
+    private static final MethodHandle DEADLINE = function("pelton_deadline", JAVA_LONG, JAVA_LONG);
+    private static final MethodHandle ERROR_DETAIL = function("pelton_error_detail", TEXT);
+    private static final MethodHandle CODE_TEXT = function("pelton_code_text", TEXT, JAVA_INT);
+
+    private static final MethodHandle POLL = kernel("poll", JAVA_INT, ADDRESS, JAVA_LONG, JAVA_INT);
+    static final MethodHandle EPOLL_CREATE = kernel("epoll_create1", JAVA_INT, JAVA_INT);
+    static final MethodHandle EPOLL_CTL = kernel("epoll_ctl", JAVA_INT, JAVA_INT, JAVA_INT, JAVA_INT, ADDRESS);
+    static final MethodHandle EPOLL_WAIT = kernel("epoll_wait", JAVA_INT, JAVA_INT, ADDRESS, JAVA_INT, JAVA_INT);
+
+    static {
+        int version;
+        try {
+            version = (int) function("pelton_version", JAVA_INT).invokeExact();
+        } catch (Throwable failure) {
+            throw unexpected(failure);
+        }
+        if (version / 1000 != 2)
+            throw new UnsatisfiedLinkError("libpelton has version %d.%d.%d, wanted 0.2: install that, or name another by "
+                    .formatted(version / 1_000_000, version / 1000 % 1000, version % 1000) + "-Dpelton.library=PATH");
+    }
+
+    private Native() {}
+
+    private static SymbolLookup library() {
+        String path = System.getProperty("pelton.library", "");
+        try {
+            return path.isEmpty()
+                    ? SymbolLookup.libraryLookup("libpelton.so.0.2", Arena.global())
+                    : SymbolLookup.libraryLookup(Path.of(path), Arena.global());
+        } catch (IllegalArgumentException failure) {
+            throw (Error) new UnsatisfiedLinkError("cannot load " + (path.isEmpty() ? "libpelton.so.0.2" : path)
+                    + ": install libpelton, or name its file by -Dpelton.library=PATH").initCause(failure);
+        }
+    }
+
+    private static MethodHandle function(String name, MemoryLayout result, MemoryLayout... parameters) {
+        return LINKER.downcallHandle(LIBRARY.findOrThrow(name), FunctionDescriptor.of(result, parameters));
+    }
+
+    private static MethodHandle function(
+            String name, Linker.Option option, MemoryLayout result, MemoryLayout... parameters) {
+        return LINKER.downcallHandle(LIBRARY.findOrThrow(name), FunctionDescriptor.of(result, parameters), option);
+    }
+
+    private static MethodHandle opening(String name) {
+        return function(name, JAVA_INT, ADDRESS, ADDRESS, ADDRESS);
+    }
+
+    private static MethodHandle kernel(String name, MemoryLayout result, MemoryLayout... parameters) {
+        return LINKER.downcallHandle(
+                LINKER.defaultLookup().findOrThrow(name), FunctionDescriptor.of(result, parameters));
+    }
+
+    /** What a downcall throws is no exception of C: a mistake of the binding's, or an error of the virtual machine. */
+    static AssertionError unexpected(Throwable failure) {
+        if (failure instanceof RuntimeException exception) throw exception;
+        if (failure instanceof Error error) throw error;
+        return new AssertionError(failure);
+    }
+
+    static String errorText(int code) {
+        try {
+            String detail = ((MemorySegment) ERROR_DETAIL.invokeExact()).getString(0);
+            return detail.isEmpty() ? ((MemorySegment) CODE_TEXT.invokeExact(code)).getString(0) : detail;
+        } catch (Throwable failure) {
+            throw unexpected(failure);
+        }
+    }
+
+    /** The time of CLOCK_MONOTONIC that is {@code timeout} from now. */
+    static long deadline(Duration timeout) {
+        long ns;
+        try {
+            ns = timeout.toNanos();
+        } catch (ArithmeticException tooLong) {
+            ns = timeout.isNegative() ? 0 : FOREVER;
+        }
+        return deadline(ns);
+    }
+
+    static long deadline(long timeoutNs) {
+        try {
+            return (long) DEADLINE.invokeExact(timeoutNs);
+        } catch (Throwable failure) {
+            throw unexpected(failure);
+        }
+    }
+
+    /** The end of a call that waits: the deadline, or a slice from now. */
+    static long slice(long deadlineNs) {
+        return Math.min(deadlineNs, deadline(SLICE_NS));
+    }
+
+    static boolean isPast(long deadlineNs) {
+        return deadlineNs != FOREVER && deadline(0L) >= deadlineNs;
+    }
+
+    /** Waits until the descriptor is readable, or the deadline. Returns whether it is. A virtual thread parks. */
+    static boolean awaitReadable(int descriptor, long deadlineNs) throws InterruptedException {
+        if (Thread.currentThread().isVirtual()) {
+            try (Poller.Interest interest = Poller.interest(descriptor)) {
+                return interest.await(deadlineNs);
+            }
+        }
+        try (Arena arena = Arena.ofConfined()) {
+            MemorySegment poll = arena.allocate(8, 4);
+            while (true) {
+                if (Thread.interrupted()) throw new InterruptedException();
+                poll.set(JAVA_INT, 0, descriptor);
+                poll.set(JAVA_SHORT, 4, (short) 1);
+                long waitNs = Math.max(0, slice(deadlineNs) - deadline(0L));
+                if ((int) POLL.invokeExact(poll, 1L, (int) ((waitNs + 999_999) / 1_000_000)) > 0) return true;
+                if (isPast(deadlineNs)) return false;
+            }
+        } catch (InterruptedException interrupted) {
+            throw interrupted;
+        } catch (Throwable failure) {
+            throw unexpected(failure);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+package pelton;
+
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
+import java.lang.foreign.ValueLayout;
+import java.time.Duration;
+import org.jspecify.annotations.Nullable;
+
+/**
+ * Options of endpoints. {@link #DEFAULTS} suits most channels; {@code with} methods return changed copies.
+ *
+ * @param capacity bytes of the lane, 64 MiB if 0. Memory is used only as needed
+ * @param messageBytesMax bytes of the largest message, half of the capacity if 0
+ * @param timeout how long opening waits for a listener, for a path's channel or its role; null does not wait for these
+ * @param spin the endpoint never sleeps: the lowest latency, for a whole processor
+ * @param create a path's channel is created if there is none
+ * @param lanes the largest number of senders of a created path's channel, 1 if 0
+ */
+public record Options(
+        long capacity, long messageBytesMax, @Nullable Duration timeout, boolean spin, boolean create, int lanes) {
+    /** A lane of 64 MiB, and no wait for the peer. */
+    public static final Options DEFAULTS = new Options(0, 0, null, false, false, 0);
+
+    /** Returns a copy with this many bytes of the lane. */
+    public Options withCapacity(long bytes) {
+        return new Options(bytes, messageBytesMax, timeout, spin, create, lanes);
+    }
+
+    /** Returns a copy with this limit of a message. */
+    public Options withMessageBytesMax(long bytes) {
+        return new Options(capacity, bytes, timeout, spin, create, lanes);
+    }
+
+    /** Returns a copy that waits so long for its peer. */
+    public Options withTimeout(Duration timeout) {
+        return new Options(capacity, messageBytesMax, timeout, spin, create, lanes);
+    }
+
+    /** Returns a copy that never sleeps. */
+    public Options withSpin(boolean spin) {
+        return new Options(capacity, messageBytesMax, timeout, spin, create, lanes);
+    }
+
+    /** Returns a copy that creates a path's channel if there is none. */
+    public Options withCreate(boolean create) {
+        return new Options(capacity, messageBytesMax, timeout, spin, create, lanes);
+    }
+
+    /** Returns a copy with this number of senders of a created path's channel. */
+    public Options withLanes(int lanes) {
+        return new Options(capacity, messageBytesMax, timeout, spin, create, lanes);
+    }
+
+    /** As {@code pelton_channel_options}. */
+    MemorySegment channel(Arena arena) {
+        MemorySegment options = arena.allocate(72, 8);
+        options.set(ValueLayout.JAVA_INT, 0, 72);
+        options.set(ValueLayout.JAVA_INT, 4, spin ? 1 : 0);
+        options.set(ValueLayout.JAVA_LONG, 8, capacity);
+        options.set(ValueLayout.JAVA_LONG, 16, messageBytesMax);
+        options.set(ValueLayout.JAVA_LONG, 40, timeout == null ? 0 : Native.deadline(timeout));
+        options.set(ValueLayout.JAVA_INT, 60, create ? 1 : 0);
+        options.set(ValueLayout.JAVA_INT, 68, lanes);
+        return options;
+    }
+
+    /** As {@code pelton_gather_options}. */
+    MemorySegment gather(Arena arena) {
+        MemorySegment options = arena.allocate(64, 8);
+        options.set(ValueLayout.JAVA_INT, 0, 64);
+        options.set(ValueLayout.JAVA_INT, 4, spin ? 1 : 0);
+        options.set(ValueLayout.JAVA_LONG, 8, capacity);
+        options.set(ValueLayout.JAVA_LONG, 16, messageBytesMax);
+        return options;
+    }
+}

@@ -1,0 +1,11 @@
+/**
+ * Messages at memory speed between the threads and processes of one Linux machine.
+ *
+ * <p>A {@link pelton.Sender} and a {@link pelton.Receiver} are the two endpoints of a channel. One thread at a time
+ * uses an endpoint: the binding throws {@link java.lang.WrongThreadException} otherwise. A wait parks a virtual thread,
+ * and an interrupt ends the wait of any thread without the loss of a message.
+ */
+@NullMarked
+package pelton;
+
+import org.jspecify.annotations.NullMarked;

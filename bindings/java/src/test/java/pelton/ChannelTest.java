@@ -1,0 +1,495 @@
+package pelton;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.lang.foreign.MemorySegment;
+import java.lang.management.ManagementFactory;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.concurrent.Callable;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.concurrent.FutureTask;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.logging.Handler;
+import java.util.logging.LogRecord;
+import java.util.logging.Logger;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+
+/** Senders, receivers and listeners; with the pelton command and with processes that are killed. */
+@Timeout(value = 120, threadMode = Timeout.ThreadMode.SEPARATE_THREAD)
+class ChannelTest {
+    private static final Duration LIMIT = Duration.ofSeconds(60);
+    private static final Options PATIENT = Options.DEFAULTS.withTimeout(LIMIT);
+
+    @TempDir
+    Path directory;
+
+    private String name;
+
+    @BeforeEach
+    void named() {
+        name = "unix:" + directory.resolve("socket");
+    }
+
+    private record Pair(Sender sender, Receiver receiver) implements AutoCloseable {
+        @Override
+        public void close() {
+            sender.close();
+            receiver.close();
+        }
+    }
+
+    private Pair pair(Options options) throws Exception {
+        try (Listener listener = Listener.listen(name, options)) {
+            Future<Sender> sender = started(() -> Sender.connect(name, options.withTimeout(LIMIT)));
+            Receiver receiver = listener.acceptReceiver();
+            return new Pair(sender.get(), receiver);
+        }
+    }
+
+    private static <T> Future<T> started(Callable<T> action) {
+        FutureTask<T> task = new FutureTask<>(action);
+        Thread.ofPlatform().daemon().start(task);
+        return task;
+    }
+
+    private static byte[] bytes(int number) {
+        return Integer.toString(number).getBytes();
+    }
+
+    private static Process tool(Path output, String... arguments) throws Exception {
+        List<String> command = new ArrayList<>(List.of(System.getProperty("pelton.tool")));
+        command.addAll(List.of(arguments));
+        return new ProcessBuilder(command)
+                .redirectOutput(output.toFile())
+                .redirectError(ProcessBuilder.Redirect.INHERIT)
+                .start();
+    }
+
+    @Test
+    void messages_arrive_in_order_and_then_the_end() throws Exception {
+        try (Pair pair = pair(Options.DEFAULTS)) {
+            pair.sender.send(new byte[0]);
+            pair.sender.send(MemorySegment.ofArray(bytes(1)));
+            assertTrue(pair.sender.trySend(bytes(2)));
+            pair.sender.sendAll(List.of(bytes(3), bytes(4)));
+            byte[] large = new byte[1 << 20];
+            large[large.length - 1] = 7;
+            pair.sender.send(large);
+            pair.sender.close();
+            assertEquals(0, pair.receiver.receive().length);
+            assertArrayEquals(bytes(1), pair.receiver.receive());
+            assertArrayEquals(bytes(2), pair.receiver.tryReceive());
+            assertEquals(2, pair.receiver.receiveMany(2).size());
+            int count = 0;
+            for (byte[] message : pair.receiver) {
+                assertArrayEquals(large, message);
+                count++;
+            }
+            assertEquals(1, count);
+            PeltonException end = assertThrows(PeltonException.Closed.class, pair.receiver::receive);
+            assertEquals(-2, end.code());
+        }
+    }
+
+    @Test
+    void empty_and_full_are_answers_and_too_large_is_an_error() throws Exception {
+        try (Pair pair = pair(Options.DEFAULTS.withCapacity(64 << 10))) {
+            assertNull(pair.receiver.tryReceive());
+            assertNull(pair.receiver.receive(Duration.ofMillis(1)));
+            assertFalse(pair.receiver.receive(message -> {}, Duration.ZERO));
+            int sent = 0;
+            while (pair.sender.trySend(new byte[1000])) sent++;
+            assertFalse(pair.sender.send(new byte[1000], Duration.ofMillis(1)));
+            assertFalse(pair.sender.waitReleased(Duration.ofMillis(1)));
+            assertThrows(PeltonException.TooLarge.class, () -> pair.sender.send(new byte[64 << 10]));
+            for (int i = 0; i < sent; i++) assertEquals(1000, pair.receiver.receive().length);
+            assertTrue(pair.sender.waitReleased(LIMIT));
+        }
+    }
+
+    @Test
+    void a_message_is_there_only_in_its_handler() throws Exception {
+        try (Pair pair = pair(Options.DEFAULTS)) {
+            pair.sender.send(new byte[] {1, 0, 0, 0, 2, 0, 0, 0});
+            List<Message> kept = new ArrayList<>();
+            List<MemorySegment> segments = new ArrayList<>();
+            pair.receiver.receive(message -> {
+                assertEquals(8, message.size());
+                assertEquals(1, message.getInt(0));
+                assertEquals(2L << 32 | 1, message.getLong(0));
+                assertThrows(IndexOutOfBoundsException.class, () -> message.getInt(5));
+                assertThrows(IndexOutOfBoundsException.class, () -> message.getByte(-1));
+                assertThrows(IndexOutOfBoundsException.class, () -> message.copyTo(4, new byte[8], 0, 8));
+                assertEquals(8, message.segment().byteSize());
+                assertThrows(WrongThreadException.class, pair.receiver::tryReceive);
+                assertThrows(WrongThreadException.class, pair.receiver::close);
+                kept.add(message);
+                segments.add(message.segment());
+            });
+            assertThrows(IllegalStateException.class, () -> kept.getFirst().getByte(0));
+            assertThrows(IllegalStateException.class, () -> kept.getFirst().size());
+            assertThrows(
+                    IllegalStateException.class,
+                    () -> segments.getFirst().get(java.lang.foreign.ValueLayout.JAVA_BYTE, 0));
+        }
+    }
+
+    @Test
+    void a_handler_that_throws_loses_no_later_message() throws Exception {
+        try (Pair pair = pair(Options.DEFAULTS)) {
+            pair.sender.sendAll(List.of(bytes(1), bytes(2), bytes(3)));
+            assertThrows(
+                    ArithmeticException.class,
+                    () -> pair.receiver.receiveMany(
+                            message -> {
+                                throw new ArithmeticException();
+                            },
+                            10));
+            assertArrayEquals(bytes(2), pair.receiver.receive());
+            assertArrayEquals(bytes(3), pair.receiver.receive());
+            assertNull(pair.receiver.tryReceive());
+            assertTrue(pair.sender.waitReleased(LIMIT));
+        }
+    }
+
+    @Test
+    void a_closed_handle_and_a_second_thread_get_a_clear_exception() throws Exception {
+        Pair pair = pair(Options.DEFAULTS);
+        try (pair) {
+            Thread waiting = Thread.currentThread();
+            CountDownLatch inHandler = new CountDownLatch(1), tried = new CountDownLatch(1);
+            Future<Object> second = started(() -> {
+                inHandler.await();
+                try {
+                    assertTrue(assertThrows(WrongThreadException.class, pair.receiver::tryReceive)
+                            .getMessage()
+                            .contains(waiting.toString()));
+                    assertThrows(WrongThreadException.class, pair.receiver::close);
+                } finally {
+                    tried.countDown();
+                }
+                return null;
+            });
+            pair.sender.send(bytes(1));
+            pair.receiver.receive(message -> {
+                inHandler.countDown();
+                try {
+                    tried.await();
+                } catch (InterruptedException interrupted) {
+                    throw new AssertionError(interrupted);
+                }
+            });
+            second.get();
+        }
+        pair.close();
+        assertTrue(assertThrows(IllegalStateException.class, pair.receiver::tryReceive)
+                .getMessage()
+                .contains("the Receiver is closed"));
+        assertThrows(IllegalStateException.class, () -> pair.sender.trySend(bytes(1)));
+    }
+
+    @Test
+    void an_interrupt_ends_each_wait_and_loses_nothing() throws Exception {
+        for (boolean isVirtual : new boolean[] {false, true}) {
+            Thread.Builder builder = isVirtual ? Thread.ofVirtual() : Thread.ofPlatform().daemon();
+            try (Pair pair = pair(Options.DEFAULTS.withCapacity(64 << 10))) {
+                assertTrue(isInterrupted(builder, pair.receiver::receive));
+                pair.sender.send(bytes(1));
+                assertArrayEquals(bytes(1), pair.receiver.receive());
+                while (pair.sender.trySend(new byte[1000])) {}
+                assertTrue(isInterrupted(builder, () -> pair.sender.send(new byte[1000])));
+                pair.sender.close();
+                int count = 0;
+                for (byte[] message : pair.receiver) count += message.length / 1000;
+                assertTrue(count > 10);
+                assertTrue(isInterrupted(builder, () -> Receiver.connect("unix:" + directory.resolve("no"), PATIENT)));
+                try (Listener listener = Listener.listen("unix:" + directory.resolve("other"))) {
+                    assertTrue(isInterrupted(builder, listener::acceptSender));
+                    assertNull(listener.acceptSender(Duration.ofMillis(1)));
+                }
+            }
+            Files.deleteIfExists(directory.resolve("socket"));
+        }
+    }
+
+    /** Whether an interrupt ends the action, in whatever state it comes. */
+    private static boolean isInterrupted(Thread.Builder builder, org.junit.jupiter.api.function.Executable action)
+            throws Exception {
+        CompletableFuture<Boolean> ended = new CompletableFuture<>();
+        Thread thread = builder.start(() -> {
+            try {
+                action.execute();
+                ended.complete(false);
+            } catch (InterruptedException interrupted) {
+                ended.complete(true);
+            } catch (Throwable failure) {
+                ended.completeExceptionally(failure);
+            }
+        });
+        thread.interrupt();
+        return ended.get(60, TimeUnit.SECONDS);
+    }
+
+    @Test
+    void two_carriers_serve_hundreds_of_waiting_virtual_threads() throws Exception {
+        int count = 200;
+        List<Pair> pairs = new ArrayList<>();
+        try (var threads = Executors.newVirtualThreadPerTaskExecutor()) {
+            for (int i = 0; i < count; i++) {
+                name = "unix:" + directory.resolve("s" + i);
+                pairs.add(pair(Options.DEFAULTS.withCapacity(64 << 10)));
+            }
+            CountDownLatch waiting = new CountDownLatch(count);
+            List<Future<Integer>> sums = new ArrayList<>();
+            for (Pair pair : pairs)
+                sums.add(threads.submit(() -> {
+                    waiting.countDown();
+                    int sum = 0;
+                    for (byte[] message : pair.receiver) sum += Integer.parseInt(new String(message));
+                    return sum;
+                }));
+            // Each thread has begun: none keeps its carrier while it waits.
+            waiting.await();
+            for (int message = 1; message <= 10; message++)
+                for (Pair pair : pairs) pair.sender.send(bytes(message));
+            for (Pair pair : pairs) pair.sender.close();
+            for (Future<Integer> sum : sums) assertEquals(55, sum.get(60, TimeUnit.SECONDS));
+        } finally {
+            for (Pair pair : pairs) pair.close();
+        }
+    }
+
+    @Test
+    void a_virtual_sender_parks_until_there_is_space() throws Exception {
+        try (Pair pair = pair(Options.DEFAULTS.withCapacity(64 << 10))) {
+            CompletableFuture<Void> sent = new CompletableFuture<>();
+            Thread.ofVirtual().start(() -> {
+                try {
+                    for (int i = 0; i < 2000; i++) pair.sender.send(new byte[1000]);
+                    pair.sender.close();
+                    sent.complete(null);
+                } catch (Throwable failure) {
+                    sent.completeExceptionally(failure);
+                }
+            });
+            int count = 0;
+            for (byte[] message : pair.receiver) count += message.length / 1000;
+            sent.get(60, TimeUnit.SECONDS);
+            assertEquals(2000, count);
+        }
+    }
+
+    @Test
+    void a_gathering_receiver_gets_the_messages_of_all_senders() throws Exception {
+        try (Receiver receiver = Receiver.gather(name, Options.DEFAULTS)) {
+            for (int i = 0; i < 3; i++)
+                started(() -> {
+                    try (Sender sender = Sender.connect(name, PATIENT)) {
+                        for (int message = 0; message < 100; message++) sender.send(bytes(message));
+                    }
+                    return null;
+                });
+            int[] next = new int[4];
+            for (int i = 0; i < 300; i++)
+                assertTrue(receiver.receive(
+                        message -> assertArrayEquals(bytes(next[message.lane()]++), message.toArray()), LIMIT));
+        }
+    }
+
+    @Test
+    void a_path_keeps_messages_while_nobody_is_there() throws Exception {
+        String path = "path:" + directory.resolve("channel");
+        try (Sender sender = Sender.connect(path, Options.DEFAULTS.withCreate(true))) {
+            for (int i = 0; i < 100; i++) sender.send(bytes(i));
+        }
+        try (Receiver receiver = Receiver.connect(path)) {
+            for (int i = 0; i < 100; i++) assertArrayEquals(bytes(i), receiver.receive(LIMIT));
+        }
+    }
+
+    @Test
+    void without_a_listener_connecting_fails_and_says_so() {
+        PeltonException failure = assertThrows(PeltonException.NoListener.class, () -> Sender.connect(name));
+        assertEquals(-11, failure.code());
+        assertTrue(failure.getMessage().contains("socket"), failure.getMessage());
+        assertThrows(
+                PeltonException.TimedOut.class,
+                () -> Sender.connect(name, Options.DEFAULTS.withTimeout(Duration.ofMillis(5))));
+    }
+
+    @Test
+    void the_command_sends_and_java_receives() throws Exception {
+        try (Listener listener = Listener.listen(name)) {
+            Process process = tool(directory.resolve("out"), "send", name);
+            try (Receiver receiver = listener.acceptReceiver()) {
+                process.getOutputStream().write("one\ntwo\nthree\n".getBytes());
+                process.getOutputStream().close();
+                List<String> lines = new ArrayList<>();
+                for (byte[] line : receiver) lines.add(new String(line).strip());
+                assertEquals(List.of("one", "two", "three"), lines);
+                assertEquals(0, process.waitFor());
+            } finally {
+                process.destroyForcibly();
+            }
+        }
+    }
+
+    @Test
+    void java_sends_and_the_command_receives() throws Exception {
+        Path output = directory.resolve("out");
+        Process process = tool(output, "recv", name);
+        try (Sender sender = Sender.connect(name, PATIENT)) {
+            for (int i = 0; i < 1000; i++) sender.send(bytes(i));
+            assertTrue(sender.waitReleased(LIMIT));
+            sender.close();
+            assertEquals(0, process.waitFor());
+            List<String> lines = Files.readAllLines(output);
+            assertEquals(1000, lines.size());
+            for (int i = 0; i < 1000; i++) assertEquals(Integer.toString(i), lines.get(i));
+        } finally {
+            process.destroyForcibly();
+        }
+    }
+
+    @Test
+    void a_killed_sender_is_reported_after_its_last_message() throws Exception {
+        try (Listener listener = Listener.listen(name)) {
+            Process process = new ProcessBuilder(
+                            Path.of(System.getProperty("java.home"), "bin", "java").toString(),
+                            "--enable-native-access=ALL-UNNAMED",
+                            "-Dpelton.library=" + System.getProperty("pelton.library"),
+                            "-cp", System.getProperty("java.class.path"), "pelton.Sends", name, "1000")
+                    .redirectError(ProcessBuilder.Redirect.INHERIT)
+                    .start();
+            try (Receiver receiver = listener.acceptReceiver()) {
+                assertEquals("sent", process.inputReader().readLine());
+                process.destroyForcibly().waitFor();
+                for (int i = 0; i < 1000; i++) assertArrayEquals(bytes(i), receiver.receive(LIMIT));
+                assertThrows(PeltonException.PeerDied.class, receiver::receive);
+                assertFalse(receiver.resume(Duration.ofMillis(1)));
+            } finally {
+                process.destroyForcibly();
+            }
+        }
+    }
+
+    @Test
+    void a_killed_receiver_is_reported_to_a_sender_that_waits() throws Exception {
+        for (boolean isVirtual : new boolean[] {false, true}) {
+            Thread.Builder builder = isVirtual ? Thread.ofVirtual() : Thread.ofPlatform().daemon();
+            Process process = tool(directory.resolve("out"), "recv", name);
+            CompletableFuture<Throwable> ended = new CompletableFuture<>();
+            try (Sender sender = Sender.connect(name, PATIENT)) {
+                Thread thread = builder.start(() -> {
+                    try {
+                        while (true) sender.send(new byte[10_000]);
+                    } catch (Throwable failure) {
+                        ended.complete(failure);
+                    }
+                });
+                process.destroyForcibly().waitFor();
+                assertTrue(ended.get(60, TimeUnit.SECONDS) instanceof PeltonException.PeerDied);
+                thread.join();
+            } finally {
+                process.destroyForcibly();
+            }
+        }
+    }
+
+    @Test
+    void a_million_messages_allocate_nothing_and_leave_memory_flat() throws Exception {
+        var threads = (com.sun.management.ThreadMXBean) ManagementFactory.getThreadMXBean();
+        int warm = 300_000, count = 1_000_000;
+        // A small lane: a receiver that falls behind makes a large one use more of its memory.
+        try (Pair pair = pair(Options.DEFAULTS.withCapacity(1 << 20))) {
+            Future<Object> sent = started(() -> {
+                byte[] message = new byte[256];
+                for (int i = 0; i < warm + count; i++) pair.sender.send(message);
+                return null;
+            });
+            long[] sum = new long[1];
+            Receiver.Handler handler = message -> sum[0] += message.size() + message.getByte(255);
+            for (int i = 0; i < warm; i++) pair.receiver.receive(handler);
+            long resident = residentKib();
+            long[] allocated = new long[10];
+            for (int round = 0; round < allocated.length; round++) {
+                long before = threads.getCurrentThreadAllocatedBytes();
+                for (int i = 0; i < count / allocated.length; i++) pair.receiver.receive(handler);
+                allocated[round] = threads.getCurrentThreadAllocatedBytes() - before;
+            }
+            long grown = residentKib() - resident;
+            sent.get();
+            assertEquals(256L * (warm + count), sum[0]);
+            Arrays.sort(allocated);
+            // The virtual machine itself allocates once, where it links a call that a wait makes first.
+            assertEquals(0, allocated[allocated.length / 2], () -> Arrays.toString(allocated));
+            assertTrue(Arrays.stream(allocated).sum() < count, () -> Arrays.toString(allocated));
+            assertTrue(grown < 8 << 10, grown + " KiB");
+        }
+    }
+
+    private static long residentKib() throws Exception {
+        for (String line : Files.readAllLines(Path.of("/proc/self/status")))
+            if (line.startsWith("VmRSS:")) return Long.parseLong(line.replaceAll("[^0-9]", ""));
+        throw new AssertionError("/proc/self/status has no VmRSS");
+    }
+
+    @Test
+    void a_forgotten_handle_is_closed_and_the_first_is_logged() throws Exception {
+        AtomicInteger warnings = new AtomicInteger();
+        Logger logger = Logger.getLogger("pelton");
+        Handler counter = new Handler() {
+            @Override
+            public void publish(LogRecord record) {
+                warnings.incrementAndGet();
+            }
+
+            @Override
+            public void flush() {}
+
+            @Override
+            public void close() {}
+        };
+        logger.addHandler(counter);
+        logger.setUseParentHandlers(false);
+        try {
+            Receiver[] receivers = {forgetSender("a"), forgetSender("b")};
+            for (Receiver receiver : receivers)
+                try (receiver) {
+                    while (true) {
+                        System.gc();
+                        byte[] none = receiver.receive(Duration.ofMillis(10));
+                        assertNull(none);
+                    }
+                } catch (PeltonException.Closed closed) {
+                    assertNotNull(closed.getMessage());
+                }
+            assertEquals(1, warnings.get());
+        } finally {
+            logger.removeHandler(counter);
+        }
+    }
+
+    private Receiver forgetSender(String socket) throws Exception {
+        name = "unix:" + directory.resolve(socket);
+        return pair(Options.DEFAULTS).receiver;
+    }
+}
