@@ -139,6 +139,7 @@ class Sender extends Endpoint {
     const attempt = () => {
       const before = sent;
       sent = this._native.trySendMany(list, sent);
+      this._waits.count(sent - before);
       return sent > before || sent === list.length ? sent : undefined;
     };
     const end = options.timeout === undefined ? undefined : performance.now() + options.timeout;
@@ -251,6 +252,7 @@ class Receiver extends Endpoint {
       }
       count = this._native.tryRecvMany(space, wanted);
     }
+    this._waits.count(count);
     const messages = new Array(count);
     let offset = 0;
     for (let index = 0; index < count; index += 1) {

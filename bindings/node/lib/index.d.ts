@@ -32,7 +32,7 @@ export interface LaneOptions {
 /** Options of `connect`. `timeout` is how long to wait for a listener: 0 unless given. */
 export interface ConnectOptions extends LaneOptions, WaitOptions {}
 
-/** Options of `openPath`. `timeout` is how long to wait for the channel, or for its role: 0 unless given. */
+/** Options of `openPath`. `timeout` is how long to wait for the channel, for its role, and for a peer: else 0. */
 export interface PathOptions extends ConnectOptions {
   /** Creates the channel if it does not exist. Only then `capacity`, `messageBytesMax` and `lanes` may be given. */
   create?: boolean | undefined;
