@@ -330,7 +330,7 @@ fn path_channels_are_found_below_a_root_by_directory_and_by_their_users() {
     let channel = one(&found, &name);
     assert_eq!((channel.state(), channel.lanes[0].sender.activity), (State::NobodyReads, Activity::Closed));
     let none = found.unreadable.iter().find(|unreadable| unreadable.what.ends_with("/none")).unwrap();
-    assert!(none.reason.contains("no channel"), "{none:?}");
+    assert!(none.reason.contains("no such directory"), "{none:?}");
 }
 
 #[test]
