@@ -31,7 +31,7 @@ struct head {
 /* The character in lower case, or 0 if it cannot be in a name. */
 extern const unsigned char lower_case[256];
 
-/* Each gives the head's size, trims the values, and sets the method and the version. The method is what llhttp found. */
+/* Each gives the size of the head, trims the values, and sets method and version. `method` is what llhttp found. */
 enum reason check_request(struct head *head, const char *method, size_t *bytes);
 enum reason check_response(struct head *head, size_t *bytes);
 enum reason check_trailers(struct head *head);

@@ -1,6 +1,6 @@
 /* Heads and bodies of HTTP/1 as Erlang terms, over llhttp.
  *
- * A parser belongs to whoever feeds it: `is_busy` refuses a second process at the same time, nothing waits. The text
+ * One process at a time feeds a parser: `is_busy` refuses a second one at the same moment, nothing waits. The text
  * of a head or of trailers that one packet does not complete is kept in `kept`, and further packets are appended and
  * parsed there, so the parts of a name or value are always side by side. Everything else is parsed in the packet. */
 #include "head.h"
