@@ -1,0 +1,37 @@
+/* What a head must be beyond what llhttp asks for, the same with each version of llhttp. */
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { FIELDS_MAX = 256 };
+
+/* In the order of `reasons` in http_nif.c. */
+enum reason {
+    NONE, METHOD, TARGET, VERSION, REQUEST_LINE, STATUS_LINE, HEADER_LINE, HEADER_NAME, HEADER_VALUE, LINE_END, HOST,
+    CONTENT_LENGTH, TRANSFER_ENCODING, TRAILER, CHUNK, MALFORMED, UNFINISHED, AFTER_CLOSE, HEAD_BYTES_MAX, HEADERS_MAX,
+    NAME_BYTES_MAX, VALUE_BYTES_MAX, REASONS
+};
+
+/* Offsets are from the begin of the head's text. */
+struct field {
+    uint32_t name, name_bytes, value, value_bytes;
+};
+
+struct head {
+    const char *text;
+    /* As many as can be read: the body may follow. */
+    size_t bytes;
+    uint32_t method, method_bytes, target, target_bytes;
+    uint32_t minor_version;
+    uint32_t field_count;
+    struct field fields[FIELDS_MAX];
+};
+
+/* The character in lower case, or 0 if it cannot be in a name. */
+extern const unsigned char lower_case[256];
+
+/* Each gives the size of the head, trims the values, and sets method and version. `method` is what llhttp found. */
+enum reason check_request(struct head *head, const char *method, size_t *bytes);
+enum reason check_response(struct head *head, size_t *bytes);
+enum reason check_trailers(struct head *head);
