@@ -239,7 +239,6 @@ random_value() ->
 random_bytes_do_no_harm_test_() ->
     {timeout, 600, fun() ->
         Seed = seed(),
-    XX
         Count = list_to_integer(os:getenv("PELTON_HTTP_RANDOM", "50000")),
         Good = list_to_tuple([Bytes || {Bytes, _} <- messages()] ++
                              [Bytes || {_, _, Bytes} <- pelton_http_dubious:requests()]),
