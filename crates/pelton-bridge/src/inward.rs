@@ -220,7 +220,7 @@ async fn resolve_path(
     let lanes = pelton::inspect::info(directory)?.lanes_max;
     if lanes > 1 {
         return Err(Failure::Refused(format!(
-            "{} has up to {lanes} senders: the bridge could not tell its lane from others. Use a channel for one",
+            "{} has up to {lanes} senders: the bridge cannot identify its own lane. Use a channel for one",
             args.channel
         )));
     }

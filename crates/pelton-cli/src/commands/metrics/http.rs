@@ -24,7 +24,7 @@ struct Client {
     stream: TcpStream,
     until: Instant,
     request: Vec<u8>,
-    /// What is left to write, once the request is read.
+    /// The bytes of the response that are not written yet, once the request is read.
     response: Option<Vec<u8>>,
 }
 
