@@ -1,6 +1,6 @@
 'use strict';
-// Node in the workloads `stream`, `roundtrip` and `call` of pelton-bench: pelton, and what Node has for messages of its own
-// (child_process IPC, worker threads, a Unix socket with length prefixes) or of npm for calls (undici, @grpc/grpc-js).
+// Node in the workloads `stream`, `roundtrip` and `call` of pelton-bench: pelton, and what Node has for messages of its
+// own (child_process IPC, worker threads, a Unix socket with length prefixes), or npm for calls (undici, @grpc/grpc-js).
 //
 // As their documentation recommends for messages that are bytes: IPC with the advanced serialization, back-pressure by
 // what `send` and `write` return; a worker has none, so its sender lets the loop have a turn after 1,000 messages.
@@ -19,7 +19,7 @@ const readline = require('node:readline');
 const { Worker, isMainThread, parentPort, workerData } = require('node:worker_threads');
 
 const WARM_UP = 16;
-const PATIENCE = { timeout: 10_000 };
+const LIMIT = { timeout: 10_000 };
 
 /** As many as pelton's batches have, in a stream by `pelton-node-batches`. */
 const BATCH = 64;
@@ -142,11 +142,11 @@ const CHANNELS = {
     const name = (to) => `unix:${directory}/to-${to}`;
     const listen = async (to) => {
       const listener = pelton.listen(name(to));
-      const receiver = await listener.acceptReceiver(PATIENCE);
+      const receiver = await listener.acceptReceiver(LIMIT);
       listener.close();
       return receiver;
     };
-    const connect = (to) => pelton.Sender.connect(name(to), PATIENCE);
+    const connect = (to) => pelton.Sender.connect(name(to), LIMIT);
     // The parent receives what its child sends first.
     const [first, second] = isParent ? ['receiver', 'sender'] : ['sender', 'receiver'];
     const found = {};
@@ -256,7 +256,7 @@ const SERVICES = {
 /** Their clients: `call`, and what closes it. */
 const CLIENTS = {
   async 'pelton-node'(directory) {
-    const client = await require('pelton').Client.connect(`unix:${directory}/service`, PATIENCE);
+    const client = await require('pelton').Client.connect(`unix:${directory}/service`, LIMIT);
     return { call: (request) => client.call(request), close: () => client.close() };
   },
 
