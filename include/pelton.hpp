@@ -74,6 +74,8 @@ inline namespace PELTON_CXX_ {
 // One line about the last failed call of this thread; valid until its next call.
 inline const char *error_detail() noexcept { return pelton_error_detail(); }
 inline std::uint32_t version() noexcept { return pelton_version(); }
+// As pelton_set_log: any thread may call `log`, which must call no pelton function.
+inline void set_log(pelton_log log, void *context = nullptr) noexcept { pelton_set_log(log, context); }
 
 #ifdef __cpp_lib_expected
 template <typename T> using expected = std::expected<T, std::error_code>;

@@ -330,6 +330,7 @@
       ("pelton_code_text" text (code int))
       ("pelton_error_detail" text)
       ("pelton_deadline" (signed 64) (timeout-ns (signed 64)))
+      ("pelton_set_log" word (log address) (context address))
       ("pelton_close" int (handle word))
       ("pelton_sender_open" int (name text) (options address) (out address))
       ("pelton_receiver_open" int (name text) (options address) (out address))

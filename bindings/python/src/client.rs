@@ -385,7 +385,7 @@ impl Client {
                 Ok(found) => return Ok(found),
                 Err(failure) => return Err(failure.raise(py)),
             }
-            py.check_signals()?;
+            crate::log::deliver_and_check_signals(py)?;
             if has_passed(deadline) {
                 return Ok(None);
             }

@@ -29,8 +29,8 @@ use pelton_lane::{
 use pelton_os::Peer;
 use pelton_os::socket::{Socket, wait_for};
 use pelton_os::{
-    Descriptor, Doorbell, Kind, LocalWake, ReceivedFd, Segment, ambiguous_uid_text, is_ambiguous_uid, membarrier,
-    overdue, own_uid,
+    Descriptor, Doorbell, Kind, LOG_TARGET, LocalWake, ReceivedFd, Segment, ambiguous_uid_text, is_ambiguous_uid,
+    membarrier, overdue, own_uid,
 };
 use rustix::io::Errno;
 use std::io::ErrorKind;
@@ -478,6 +478,10 @@ pub(crate) fn no_descriptor_left() -> String {
 
 /// Refuses a peer that has connected.
 pub(crate) fn turn_away(socket: &Socket, why: &str) {
+    match socket.peer() {
+        Ok(Peer { pid, uid }) => log::warn!(target: LOG_TARGET, "refused the peer, process {pid} of uid {uid}: {why}"),
+        Err(error) => log::warn!(target: LOG_TARGET, "refused a peer that the kernel does not name ({error}): {why}"),
+    }
     let mut bytes = Packet::new(REFUSED).encode().to_vec();
     bytes.extend(why.bytes().take(PACKET_BYTES - FIXED_BYTES));
     let _ = socket.try_send(&bytes, &[]);

@@ -15,6 +15,7 @@ import (
 	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/link"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/logs"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/packet"
 	"golang.org/x/sys/unix"
@@ -111,6 +112,9 @@ func refuseAt(socket int, why string) error {
 }
 
 func sendRefusal(socket int, why string) {
+	if peer, err := kernel.PeerOf(socket); err == nil {
+		logs.Warn("pelton: refused the peer", "pid", peer.PID, "uid", peer.UID, "reason", why)
+	}
 	_ = kernel.TrySend(socket, packet.NewRefused(why))
 }
 
