@@ -491,6 +491,13 @@ impl Request {
         (self.deadline_ns > 0).then_some(self.deadline_ns as f64 / 1e9)
     }
 
+    /// The header `traceparent` with which the client has submitted it: the span that is the parent of this service's.
+    /// None if it came without a valid one, and once it was answered.
+    #[getter]
+    fn traceparent(&self) -> Option<String> {
+        self.responder().as_ref()?.traceparent().map(|traceparent| traceparent.to_string())
+    }
+
     /// The process of the client, if it is known.
     #[getter]
     fn peer_pid(&self) -> Option<u32> {

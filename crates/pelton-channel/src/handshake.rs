@@ -816,6 +816,8 @@ pub(crate) struct LinkParts {
     pub(crate) replies: ReceiverParts,
     /// The largest request that the service accepts.
     pub(crate) bytes_max: u64,
+    /// The features that the service offers.
+    pub(crate) features: u64,
 }
 
 /// The handshake of a client, which connects. It offers the lane of requests and accepts the lane of replies. Both use
@@ -837,7 +839,8 @@ pub(crate) async fn new_client(handshake: Handshake, options: &Settings, doorbel
     let [there, back] = handshake.into_links(process, [request_doorbell, reply_doorbell], receiver_side.doorbell);
     let requests = SenderParts { lane, link: there, memory };
     let lane = Lane::new(consumer, back, 0, 0, reply_memory);
-    Ok(LinkParts { requests, replies: ReceiverParts { lane, sleeper, doorbells: doorbells.clone() }, bytes_max })
+    let replies = ReceiverParts { lane, sleeper, doorbells: doorbells.clone() };
+    Ok(LinkParts { requests, replies, bytes_max, features: service.offered() })
 }
 
 /// The handshake of a service, which listens. Returns the lane of requests, which contains the reply lane to its

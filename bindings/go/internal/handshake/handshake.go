@@ -690,6 +690,8 @@ type CallLink struct {
 	In             *link.Incoming
 	// The largest request or reply that the peer takes.
 	BytesMax uint64
+	// The features that the peer offers.
+	Features uint64
 }
 
 // NewCallLink performs the handshake of a link of calls. The peer rings ownDoorbell for free space in this side's
@@ -759,5 +761,5 @@ func (s *Handshake) NewCallLink(to *ReceivingSide, ownDoorbell *doorbell.Own, ow
 	}
 	in.Link = link.New(s.Socket, process, peerDoorbell, given, s.Peer, wake)
 	return &CallLink{Producer: producer, Memory: m, Doorbell: side.doorbell, SharesDoorbell: sharesDoorbell, In: in,
-		BytesMax: peer.BytesMax}, nil
+		BytesMax: peer.BytesMax, Features: peer.Tail}, nil
 }
