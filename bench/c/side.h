@@ -16,12 +16,12 @@
 #include <string.h>
 #include <time.h>
 
-enum role { RECEIVER, SENDER, ASKER, ANSWERER };
+enum role { RECEIVER, SENDER, ASKER, ANSWERER, CLIENT, SERVICE };
 enum how { SPIN, BLOCK, EPOLL, UV, UV_BULK };
 
 /* One side. systems/c.rs has the same struct: it fills in the first part. */
 struct side {
-    const char *forward_name; /* the channels' names, there and back */
+    const char *forward_name; /* the channels' names, there and back; the first is also the service's */
     const char *backward_name;
     uint64_t capacity;
     int64_t connect_ns;
@@ -39,7 +39,9 @@ struct side {
 
     struct pelton_sender *sender;
     struct pelton_receiver *receiver;
-    int sender_epoll, receiver_epoll;
+    struct pelton_client *client;
+    struct pelton_service *service;
+    int sender_epoll, receiver_epoll; /* a client has the second */
     uint32_t seed;
     char error[512];
 };

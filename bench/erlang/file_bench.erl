@@ -12,13 +12,10 @@ main([Part, Directory, Mailbox, Turn, Mib]) ->
               "erlang" -> fun mailbox/3;
               "erlang-cached" -> fun cached/3;
               "erlang-direct" -> fun direct/3;
-              "erlang-cold" -> fun cold/3;
-              "erlang-messages" -> fun messages/3;
-              "erlang-call" -> fun call/3
+              "erlang-cold" -> fun cold/3
           end,
     Systems = case Part of
                   "erlang" -> ["pelton-erlang", "pelton-erlang-on-heap", "erlang-raw", "erlang-raw-off-heap", "erlang-file"];
-                  "erlang-" ++ What when What =:= "messages"; What =:= "call" -> ["pelton-erlang", "gen-tcp"];
                   _ -> ["pelton-erlang", "erlang-raw"]
               end,
     %% The parts that are loaded, or created, only once.
@@ -168,45 +165,3 @@ rate(Fun) ->
 
 %% Each block of 128 MiB at most once.
 scattered(I) -> I * 7919 rem 32768.
-
-%% Nanoseconds for 256 bytes there and back, 64 in flight.
-messages("pelton-erlang", Path, _) ->
-    Directory = filename:dirname(Path),
-    {ok, Back} = pelton:open(receiver, ["unix:", Directory, "/back"]),
-    {ok, There} = pelton:open(sender, ["unix:", Directory, "/there"], [{timeout, 20000}]),
-    each(20000, fun() -> ok = pelton:send(There, bytes()) end, fun() -> {ok, <<_:256/binary>>} = pelton:recv(Back) end);
-messages("gen-tcp", Path, _) ->
-    Socket = connect(Path),
-    each(20000, fun() -> ok = gen_tcp:send(Socket, bytes()) end, fun() -> {ok, <<_:256/binary>>} = gen_tcp:recv(Socket, 0) end).
-
-each(Count, Send, Receive) ->
-    Window = 64,
-    [begin Send(), Receive() end || _ <- lists:seq(1, 500)],
-    Begun = erlang:monotonic_time(),
-    [Send() || _ <- lists:seq(1, Window)],
-    [begin Receive(), Send() end || _ <- lists:seq(1, Count - Window)],
-    [Receive() || _ <- lists:seq(1, Window)],
-    [erlang:convert_time_unit(erlang:monotonic_time() - Begun, native, nanosecond) / Count].
-
-%% Nanoseconds for a call of 256 bytes and its answer, one at a time.
-call("pelton-erlang", Path, _) ->
-    {ok, Client} = pelton:open(client, ["unix:", filename:dirname(Path), "/service"], [{timeout, 20000}]),
-    Figure = serial(10000, fun() -> {ok, <<_:256/binary>>} = pelton:call(Client, bytes()) end),
-    %% It ends the service.
-    {ok, <<>>} = pelton:call(Client, <<>>),
-    Figure;
-call("gen-tcp", Path, _) ->
-    Socket = connect(Path),
-    serial(10000, fun() -> ok = gen_tcp:send(Socket, bytes()), {ok, <<_:256/binary>>} = gen_tcp:recv(Socket, 0) end).
-
-serial(Count, Call) ->
-    [Call() || _ <- lists:seq(1, 500)],
-    Begun = erlang:monotonic_time(),
-    [Call() || _ <- lists:seq(1, Count)],
-    [erlang:convert_time_unit(erlang:monotonic_time() - Begun, native, nanosecond) / Count].
-
-connect(Path) ->
-    {ok, Socket} = gen_tcp:connect({local, filename:join(filename:dirname(Path), "socket")}, 0, [binary, {packet, 4}, {active, false}]),
-    Socket.
-
-bytes() -> <<0:2048>>.

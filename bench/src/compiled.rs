@@ -1,4 +1,4 @@
-//! C programs that the benchmark compiles at their first use, into cargo's target directory, beside this program.
+//! C code that the benchmark compiles at its first use, into cargo's target directory, beside this program.
 
 use std::{
     env, fs,
@@ -8,6 +8,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use libloading::{
+    AsFilename,
+    os::unix::{Library, RTLD_NOW},
+};
 
 /// FNV-1a, 64 bits: enough to distinguish sources.
 pub fn fingerprint(source: &str) -> String {
@@ -63,4 +67,11 @@ pub fn compile(name: &str, source: &str, flags: &[&str], libraries: &[&str]) -> 
     handed.with_context(|| format!("handing {name} to cc"))?;
     fs::rename(&temporary, &place).with_context(|| format!("renaming a file to {}", place.display()))?;
     Ok(place)
+}
+
+/// Loads a shared object, for as long as this process lives.
+pub fn load(path: impl AsFilename) -> Result<&'static Library> {
+    // SAFETY: the object is responsible for its initialisers, and is never unloaded.
+    let library = unsafe { Library::open(Some(path), RTLD_NOW) }?;
+    Ok(Box::leak(Box::new(library)))
 }

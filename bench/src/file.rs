@@ -96,11 +96,6 @@ enum Part {
     /// Erlang: 1 GiB read past the page cache, in blocks of 64 KiB: how often a scheduler was blocked for 1 ms and
     /// longer, by system_monitor's long_schedule; the longest block in milliseconds, and the seconds of all
     ErlangCold,
-    /// Erlang: 256 bytes to a thread of Rust and back: nanoseconds a message, 64 in flight, and by gen_tcp with
-    /// {packet, 4} on a Unix socket
-    ErlangMessages,
-    /// Erlang: a call of 256 bytes to a service in Rust, one at a time, likewise
-    ErlangCall,
 }
 
 impl Part {
@@ -162,7 +157,6 @@ fn measure(arguments: &Arguments) -> Result<()> {
                 "us of the longest operation",
             ],
             Part::ErlangCold => &["events of 1 ms or longer", "ms of the longest event", "seconds"],
-            Part::ErlangMessages | Part::ErlangCall => &["ns there and back"],
             Part::Cached | Part::Loops | Part::ErlangCached => &["ns a read"],
             Part::Direct | Part::ErlangDirect => &["reads a second"],
             Part::Append => &["messages a second"],

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     measure::{CallCounter, Usage, now_ns},
-    parameters::{Job, Pass, Role},
+    parameters::{Job, Pass},
 };
 
 /// The first argument of such a process; the second is its [`Job`], as JSON.
@@ -206,8 +206,7 @@ pub fn passes(job: &Job, mut pass_once: impl FnMut(&Pass) -> Result<PassReport>)
         if job.role.listens() {
             say(&"started")?;
         }
-        let alone = pass.alone && job.role != Role::Appender;
-        say(&if alone { work_alone(job, pass)? } else { pass_once(pass)? })?;
+        say(&if pass.alone { work_alone(job, pass)? } else { pass_once(pass)? })?;
     }
     order.clear();
     orders.read_line(&mut order).context("waiting for the end")?;

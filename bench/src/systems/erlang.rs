@@ -4,12 +4,8 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{Read as _, Write as _},
-    os::unix::net::UnixListener,
     path::{Path, PathBuf},
     process::Command,
-    thread,
-    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -17,8 +13,7 @@ use anyhow::{Context, Result, ensure};
 use crate::compiled;
 
 /// The systems in the program's output.
-const KNOWN: [&str; 6] =
-    ["pelton-erlang", "pelton-erlang-on-heap", "erlang-raw", "erlang-raw-off-heap", "erlang-file", "gen-tcp"];
+const KNOWN: [&str; 5] = ["pelton-erlang", "pelton-erlang-on-heap", "erlang-raw", "erlang-raw-off-heap", "erlang-file"];
 
 /// The compiled program, and the directory of pelton's application.
 pub struct Erlang {
@@ -53,11 +48,6 @@ impl Erlang {
         turn: usize,
         mib: usize,
     ) -> Result<Vec<BTreeMap<&'static str, f64>>> {
-        match part {
-            "erlang-messages" => echo_messages(place)?,
-            "erlang-call" => echo_calls(place)?,
-            _ => {}
-        }
         let done = Command::new("erl")
             .args(["-noshell", "-pa"])
             .arg(self.compiled.path())
@@ -84,53 +74,4 @@ impl Erlang {
         }
         Ok(figures)
     }
-}
-
-/// Echoes messages, by pelton and by a stream socket, until the node ends.
-fn echo_messages(place: &Path) -> Result<()> {
-    let [there, back] = ["there", "back"].map(|name| format!("unix:{}", place.join(name).display()));
-    let listener = pelton::Listener::bind(&there)?;
-    thread::spawn(move || -> pelton::Result<()> {
-        let mut receiver = listener.accept_receiver()?;
-        let options = pelton::Options::new().connect_deadline(Instant::now() + Duration::from_secs(20));
-        let mut sender = options.connect_sender(&back)?;
-        loop {
-            sender.send(&receiver.receive()?)?;
-        }
-    });
-    echo_by_socket(place)
-}
-
-/// Replies to calls with their own bytes, by pelton and by a stream socket.
-fn echo_calls(place: &Path) -> Result<()> {
-    let mut service = pelton::Service::listen(&format!("unix:{}", place.join("service").display()))?;
-    thread::spawn(move || -> pelton::Result<()> {
-        loop {
-            let (request, responder) = service.receive()?.into_parts();
-            responder.reply(&request)?;
-            // An empty request ends it: the next run listens anew.
-            if request.is_empty() {
-                return Ok(());
-            }
-        }
-    });
-    echo_by_socket(place)
-}
-
-/// An echo need not know the frames.
-fn echo_by_socket(place: &Path) -> Result<()> {
-    let path = place.join("socket");
-    let _ = fs::remove_file(&path);
-    let listener = UnixListener::bind(&path)?;
-    thread::spawn(move || -> std::io::Result<()> {
-        let (mut socket, _) = listener.accept()?;
-        let mut bytes = vec![0; 1 << 16];
-        loop {
-            match socket.read(&mut bytes)? {
-                0 => return Ok(()),
-                count => socket.write_all(&bytes[..count])?,
-            }
-        }
-    });
-    Ok(())
 }

@@ -42,7 +42,7 @@ pub struct Call {
     in_flight: u32,
 
     /// One more client, which is not measured, keeps 1,000 calls in flight meanwhile
-    #[arg(long)]
+    #[arg(long, conflicts_with = "rate")]
     beside_flood: bool,
 }
 
@@ -51,20 +51,15 @@ const COLUMNS: &[Column] = &[("calls_per_second", "M calls/s", 1e-6)];
 impl Options for Call {
     const NAME: &str = "call";
 
-    fn plan(&self, common: &Common) -> Result<Plan, String> {
+    fn plan(&self, common: &Common) -> Result<Plan> {
         self.pace.check(common)?;
         let Call { clients, in_flight, beside_flood, .. } = *self;
         let one_cpu = common.placement == Placement::Together;
         let calls = Calls { clients, in_flight, rate: self.pace.rate, beside_flood, one_cpu };
-        if !calls.one_by_one() && (self.pace.rests() || beside_flood) {
-            return Err(
-                "found --rate, --delay or --beside-flood with several calls at a time: leave out --clients and --in-flight"
-                    .to_string(),
-            );
-        }
-        if self.pace.rate.is_some() && beside_flood {
-            return Err("found --rate with --beside-flood: use one of them".to_string());
-        }
+        ensure!(
+            calls.one_by_one() || !(self.pace.rests() || beside_flood),
+            "found --rate, --delay or --beside-flood with several calls at a time: leave out --clients and --in-flight"
+        );
         if beside_flood {
             common.no_seconds("calls beside a flood")?;
         }
@@ -89,15 +84,15 @@ impl Options for Call {
             (_, true) => self.pace.count(200_000),
             (_, false) => 1_000_000,
         })?;
-        if plan.job.sizes.min < 8 && (clients > 1 || beside_flood) {
-            return Err(format!(
-                "found --size {} with several clients, wanted 8 or more: a request begins with its client's number",
-                plan.job.sizes
-            ));
-        }
-        if plan.count < u64::from(clients) {
-            return Err(format!("found --count {}, wanted at least one for each of {clients} clients", plan.count));
-        }
+        let Plan { count, job: Job { sizes, .. }, .. } = plan;
+        ensure!(
+            sizes.min >= 8 || (clients == 1 && !beside_flood),
+            "found --size {sizes} with several clients, wanted 8 or more: a request begins with its client's number"
+        );
+        ensure!(
+            count >= u64::from(clients),
+            "found --count {count}, wanted at least one for each of {clients} clients"
+        );
         (plan.job.calls, plan.job.delay_us) = (calls, self.pace.delay);
         (plan.job.senders, plan.job.idle) = (clients, beside_flood.into());
         (plan.job.messages_each, plan.job.launch.numbered) = (2, true);
@@ -266,13 +261,8 @@ impl Tally {
 }
 
 /// A service's part.
-pub fn serve(job: &Job, serving: impl Serving) -> Result<()> {
-    serve_warmed_up(job, serving, WARM_UP * job.senders as u64)
-}
-
-/// Serves, after so many calls before the first pass.
-pub fn serve_warmed_up(job: &Job, mut serving: impl Serving, warm_up: u64) -> Result<()> {
-    serving.serve(warm_up)?;
+pub fn serve(job: &Job, mut serving: impl Serving) -> Result<()> {
+    serving.serve(WARM_UP * job.senders as u64)?;
     passes(job, |pass| {
         let section = Section::start(pass)?;
         let tally = serving.serve(pass.count)?;

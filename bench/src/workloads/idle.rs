@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
 
 use crate::{
@@ -28,11 +28,12 @@ const BEFORE: Duration = Duration::from_millis(200);
 impl Options for Idle {
     const NAME: &str = "idle";
 
-    fn plan(&self, common: &Common) -> Result<Plan, String> {
+    fn plan(&self, common: &Common) -> Result<Plan> {
         common.no_seconds(Self::NAME)?;
-        if common.size.is_some() || common.count.is_some() {
-            return Err("found --size or --count with idle, which sends nothing: leave them out".to_string());
-        }
+        ensure!(
+            common.size.is_none() && common.count.is_none(),
+            "found --size or --count with idle, which sends nothing: leave them out"
+        );
         let defaults = Defaults {
             workload: Self::NAME,
             size: 64,

@@ -45,7 +45,7 @@ const COLUMNS: &[Column] = &[
 impl Options for Kill {
     const NAME: &str = "kill";
 
-    fn plan(&self, common: &Common) -> Result<Plan, String> {
+    fn plan(&self, common: &Common) -> Result<Plan> {
         common.no_seconds(Self::NAME)?;
         common.one_size(Self::NAME)?;
         let defaults = Defaults {

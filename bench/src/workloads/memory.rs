@@ -40,7 +40,7 @@ const COLUMNS: &[Column] = &[
 impl Options for Memory {
     const NAME: &str = "memory";
 
-    fn plan(&self, common: &Common) -> Result<Plan, String> {
+    fn plan(&self, common: &Common) -> Result<Plan> {
         common.no_seconds(Self::NAME)?;
         common.one_size(Self::NAME)?;
         let defaults = Defaults {

@@ -9,13 +9,13 @@ use std::{
     slice,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use crate::{
     compiled,
     parameters::Job,
     side::pin,
-    systems::{c, peers},
+    systems::peers,
     workloads::call::{Asking, ask},
 };
 
@@ -79,11 +79,11 @@ impl Queue {
         if let Some(cpu) = job.cpus.first() {
             pin(*cpu)?;
         }
-        let library = c::load(place.to_str().context("a path that is not UTF-8")?)?;
+        let library = compiled::load(place)?;
         // SAFETY: queue.h has these functions with these types.
         let (open, call, end) = unsafe {
-            let open: unsafe extern "C" fn() -> *mut c_void = c::function(library, c"caller_open")?;
-            (open, c::function(library, c"caller_call")?, c::function(library, c"caller_end")?)
+            let open = *library.get::<unsafe extern "C" fn() -> *mut c_void>(b"caller_open")?;
+            (open, *library.get(b"caller_call")?, *library.get(b"caller_end")?)
         };
         // SAFETY: it needs nothing.
         let caller = unsafe { open() };
