@@ -337,13 +337,14 @@ struct Libuv(Child);
 
 impl Libuv {
     fn start(path: &Path) -> Result<Option<Libuv>> {
-        let program = match compiled::compile("uvfs.c", include_str!("../c/uvfs.c"), &["-O2"], &["-luv"]) {
-            Ok(program) => program,
-            Err(error) => {
-                eprintln!("pelton-bench file: libuv-fs is skipped: {error:#}: on Debian, install libuv1-dev");
-                return Ok(None);
-            }
-        };
+        let program =
+            match compiled::compile("uvfs.c", include_str!("../../bindings/c/bench/uvfs.c"), &["-O2"], &["-luv"]) {
+                Ok(program) => program,
+                Err(error) => {
+                    eprintln!("pelton-bench file: libuv-fs is skipped: {error:#}: on Debian, install libuv1-dev");
+                    return Ok(None);
+                }
+            };
         let child = Command::new(program)
             .arg(path)
             .arg(IN_FLIGHT.to_string())
@@ -666,7 +667,7 @@ fn loop_by_uv(how: &str, place: &Path) -> Result<UvLoop> {
 }
 
 fn uv_loop(arguments: &[&str]) -> Result<UvLoop> {
-    let mut program = c::program("uvloop.c", include_str!("../c/uvloop.c"))?;
+    let mut program = c::program("uvloop.c", include_str!("../../bindings/c/bench/uvloop.c"))?;
     let done = program.args(arguments).stderr(Stdio::inherit()).output().context("starting uvloop")?;
     ensure!(done.status.success(), "uvloop {arguments:?} failed");
     let text = String::from_utf8(done.stdout)?;

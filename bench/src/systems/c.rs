@@ -1,5 +1,5 @@
-//! Sides in C: pelton by the loops of c/side.c, linked with libpelton.so, and the ring of c/ring.c; both compiled at
-//! their first use.
+//! Sides in C: pelton by the loops of bindings/c/bench/side.c, linked with libpelton.so, and the ring of ring.c there;
+//! both compiled at their first use.
 //!
 //! They are in a shared object of their own, which a side loads: its calls go through its PLT to libpelton.so, as
 //! those of an installed program do. The clock, the resource usage and the check of every byte are this program's.
@@ -23,11 +23,11 @@ use crate::{
     side::{self, Percentiles, Section, check_bytes, histogram, passes},
 };
 
-const SOURCE: &str = include_str!("../../c/side.c");
-const RING: &str = include_str!("../../c/ring.c");
+const SOURCE: &str = include_str!("../../../bindings/c/bench/side.c");
+const RING: &str = include_str!("../../../bindings/c/bench/ring.c");
 /// What they include: like the source, part of the fingerprint of the compiled program.
 const HEADERS: [&str; 8] = [
-    include_str!("../../c/side.h"),
+    include_str!("../../../bindings/c/bench/side.h"),
     include_str!("../../../include/pelton/result.h"),
     include_str!("../../../include/pelton/channel.h"),
     include_str!("../../../include/pelton/call.h"),
@@ -38,7 +38,7 @@ const HEADERS: [&str; 8] = [
 ];
 /// The compiler's include directories.
 const INCLUDES: [&str; 3] = [
-    concat!("-I", env!("CARGO_MANIFEST_DIR"), "/c"),
+    concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../bindings/c/bench"),
     concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../include"),
     concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../bindings/c"),
 ];
@@ -112,7 +112,7 @@ pub fn compile(system: &str, wait: Wait) -> Result<PathBuf> {
 
 const NEEDS_LIBUV: &str = "libuv's header is wanted, too: on Debian it is in the package libuv1-dev";
 
-/// The bytes of the ring of c/ring.c. It cycles through all of its memory: without `--capacity` it has its best size,
+/// The bytes of the ring of ring.c. It cycles through all of its memory: without `--capacity` it has its best size,
 /// and several of the largest messages.
 fn ring_bytes(job: &Job) -> u64 {
     const BEST: u64 = 1 << 20;

@@ -1,5 +1,5 @@
-//! Erlang: pelton's application beside `file`, in a node of its own for each run. bench/erlang/file_bench.erl has the
-//! measurement.
+//! Erlang: pelton's application beside `file`, in a node of its own for each run.
+//! bindings/erlang/bench/file_bench.erl has the measurement.
 
 use std::{
     collections::BTreeMap,
@@ -32,7 +32,7 @@ impl Erlang {
         );
         let compiled = tempfile::Builder::new().prefix("pelton-bench-erlang").tempdir()?;
         let source = compiled.path().join("file_bench.erl");
-        fs::write(&source, include_str!("../../erlang/file_bench.erl"))?;
+        fs::write(&source, include_str!("../../../bindings/erlang/bench/file_bench.erl"))?;
         let done = Command::new("erlc").arg("-o").arg(compiled.path()).arg(&source).output();
         let done = done.context("starting `erlc`: install Erlang (on Debian erlang-base)")?;
         ensure!(done.status.success(), "erlc failed: {}", String::from_utf8_lossy(&done.stdout));

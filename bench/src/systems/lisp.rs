@@ -1,5 +1,5 @@
-//! pelton by a program in SBCL, and its alternatives there: lisp/side.lisp, which replaces this process and reports as
-//! any other side does. System calls are not counted there.
+//! pelton by a program in SBCL, and its alternatives there: bindings/lisp/bench/side.lisp, which replaces this process
+//! and reports as any other side does. System calls are not counted there.
 
 use std::{os::unix::process::CommandExt, process::Command};
 
@@ -11,7 +11,7 @@ use crate::{
     workloads::append::checked,
 };
 
-const SIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/lisp/side.lisp");
+const SIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/lisp/bench/side.lisp");
 
 /// The output of `sbcl --version`.
 pub fn version() -> String {

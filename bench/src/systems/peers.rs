@@ -25,6 +25,8 @@ use crate::{
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers");
 /// The module in Go, of which its benchmark is a part.
 const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/go");
+/// The sides in Python.
+const PYTHON_SIDES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/python/bench/sides.py");
 /// The Rust ones' dependencies, each in the tested version.
 const LOCK: &str = include_str!("../../peers/Cargo.lock");
 
@@ -103,7 +105,7 @@ pub fn python(what: &str) -> Result<Vec<OsString>> {
     let interpreter = env::var_os("PELTON_PYTHON").unwrap_or("python3".into());
     let modules = if what == "pelton-python" { "pelton" } else { "multiprocessing, resource" };
     output(Command::new(&interpreter).args(["-c", &format!("import {modules}")]))?;
-    Ok(vec![interpreter, Path::new(SOURCES).join("python/sides.py").into(), what.into()])
+    Ok(vec![interpreter, PYTHON_SIDES.into(), what.into()])
 }
 
 /// Builds the program in Go; `what` is the system's name there.

@@ -1,4 +1,4 @@
-//! pelton's calls by a C program: c/side.c. The clock and the checks are this program's.
+//! pelton's calls by a C program: side.c. The clock and the checks are this program's.
 
 use std::{ffi::c_int, ptr, slice};
 

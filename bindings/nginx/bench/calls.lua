@@ -4,7 +4,7 @@
 local ffi = require "ffi"
 local semaphore = require "ngx.semaphore"
 
-local place = "DIRECTORY" -- replaced by bench/nginx/run
+local place = "DIRECTORY" -- replaced by `run` beside this file
 local REQUESTS = 64 -- different ones, used by round-robin
 
 local function requests(size)

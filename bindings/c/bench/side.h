@@ -1,8 +1,9 @@
-/* The sides in C have this in common: the structs of src/systems/c.rs, and the messages with their numbers and checks.
+/* The sides in C have this in common: the structs of bench/src/systems/c.rs, and the messages with their numbers and
+ * checks.
  *
- * The benchmark compiles each side with `cc -O3 -fPIC -shared` and loads it. A side does the same as Rust's sides in
- * src/workloads/stream.rs and roundtrip.rs, message by message. The benchmark itself measures clock, CPU time, system
- * calls and percentiles. It also checks all bytes of a few messages, which is not part of the measurement. */
+ * The benchmark compiles each side with `cc -O3 -fPIC -shared` and loads it. A side does the same as Rust's sides of
+ * `stream` and `roundtrip` (bench/src/workloads), message by message. The benchmark itself measures clock, CPU time,
+ * system calls and percentiles. It also checks all bytes of a few messages, which is not part of the measurement. */
 #ifndef SIDE_H
 #define SIDE_H
 
@@ -56,7 +57,7 @@ struct pass {
     uint64_t bytes; /* sent by a sender or asker, received by the others */
 };
 
-/* ---- Messages: their sizes and numbers, as src/parameters.rs and src/payload.rs have them ----------------------- */
+/* ---- Messages: their sizes and numbers, as bench/src/parameters.rs and payload.rs have them ------------------- */
 
 static size_t next_size(struct side *side) {
     if (side->size_min == side->size_max) return side->size_max;

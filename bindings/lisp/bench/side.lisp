@@ -7,7 +7,7 @@
 ;;;; A PASS is a count of messages, of each thread.
 
 (require :asdf)
-(asdf:load-asd (truename (merge-pathnames "../../bindings/lisp/pelton.asd" *load-truename*)))
+(asdf:load-asd (truename (merge-pathnames "../pelton.asd" *load-truename*)))
 (let ((*standard-output* (make-broadcast-stream)) (*error-output* (make-broadcast-stream)))
   (asdf:load-system "pelton"))
 
