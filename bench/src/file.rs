@@ -13,14 +13,14 @@ use std::{
         unix::fs::{FileExt as _, OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
-    process::{Child, Command, ExitCode, Stdio},
+    process::{Child, Command, Stdio},
     sync::Arc,
     thread,
     time::Instant,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use clap::{Parser, ValueEnum};
+use clap::{Args, ValueEnum};
 use io_uring::{IoUring, opcode, types};
 use pelton::file::{Buffer, Engine, EngineOptions, Open, Operation, Tail};
 
@@ -35,9 +35,8 @@ use crate::{
 /// Measures pelton's files beside the system's own calls, and the io-uring crate used directly
 ///
 /// Figures are medians over the runs; ratios are of pelton to each other system, run by run.
-#[derive(Parser, Debug)]
-#[command(name = "pelton-bench file", max_term_width = 120)]
-struct Arguments {
+#[derive(Args, Debug)]
+pub struct Arguments {
     /// The parts [default: all]
     #[arg(value_enum)]
     parts: Vec<Part>,
@@ -119,19 +118,8 @@ struct Report {
     extra: BTreeMap<String, f64>,
 }
 
-/// Runs the workload `file`, with its own command line.
-pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
-    let arguments = Arguments::parse_from(std::iter::once("pelton-bench file".to_owned()).chain(arguments));
-    match measure(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("pelton-bench file: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn measure(arguments: &Arguments) -> Result<()> {
+/// Measures the parts, and prints their figures.
+pub fn measure(arguments: &Arguments) -> Result<()> {
     let place = tempfile::Builder::new().prefix("pelton-bench-file").tempdir_in(&arguments.dir)?;
     let parts = if arguments.parts.is_empty() { Part::value_variants() } else { &arguments.parts };
     let erlang = parts.iter().any(|part| part.is_erlang()).then(Erlang::new).transpose();

@@ -3,8 +3,7 @@
 use std::{collections::BTreeMap, io::Write};
 
 use anyhow::Result;
-use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     parameters::{Wait, word},
@@ -47,50 +46,26 @@ pub struct Report {
     pub systems: Vec<SystemReport>,
 }
 
-#[derive(Serialize)]
-struct SystemLine<'a> {
-    workload: &'a str,
-    system: &'a str,
-    label: String,
-    wait: Wait,
-    version: &'a str,
-    parameters: Value,
-    skipped: &'a Option<String>,
-    #[serde(flatten)]
-    medians: Figures,
-    runs: &'a [Run],
-}
-
-#[derive(Serialize)]
-struct RatioLine<'a> {
-    workload: &'a str,
-    first: Option<String>,
-    figure: Option<&'static str>,
-    ratios: BTreeMap<String, Ratio>,
-}
-
 impl Report {
-    /// One object a line per system, and one of ratios.
-    pub fn write_json(&self, out: &mut impl Write) -> Result<()> {
+    /// One object for each system, and one of ratios, each with the command.
+    pub fn lines(&self, command: &str) -> Result<Vec<Value>> {
         let workload = &self.plan.job.workload;
+        let mut lines = Vec::new();
         for system in &self.systems {
-            let line = SystemLine {
-                workload,
-                system: system.choice.system.name,
-                label: system.choice.to_string(),
-                wait: system.wait,
-                version: &system.version,
-                parameters: self.plan.parameters(system.count, &self.cpus),
-                skipped: &system.skipped,
-                medians: Figures::medians(&system.runs),
-                runs: &system.runs,
-            };
-            writeln!(out, "{}", serde_json::to_string(&line)?)?;
+            let mut line = json!({
+                "workload": workload, "system": system.choice.system.name, "label": system.choice.to_string(),
+                "wait": system.wait, "version": system.version, "skipped": system.skipped, "runs": system.runs,
+                "parameters": self.plan.parameters(system.count, &self.cpus), "command": command,
+            });
+            let medians = serde_json::to_value(Figures::medians(&system.runs))?;
+            line.as_object_mut().expect("it is one").extend(medians.as_object().cloned().unwrap_or_default());
+            lines.push(line);
         }
-        let first = self.systems.first().map(|first| first.choice.to_string());
-        let line = RatioLine { workload, first, figure: self.plan.figure, ratios: self.ratios() };
-        writeln!(out, "{}", serde_json::to_string(&line)?)?;
-        Ok(())
+        lines.push(json!({
+            "workload": workload, "first": self.systems.first().map(|first| first.choice.to_string()),
+            "figure": self.plan.figure, "ratios": self.ratios(), "command": command,
+        }));
+        Ok(lines)
     }
 
     /// Of the first system to each other, for the workload's first figure.

@@ -60,21 +60,6 @@ pub fn date() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M").to_string()
 }
 
-/// The lines of a report as JSON, each with its command.
-pub fn lines(report: &crate::report::Report, command: &str) -> Result<Vec<Value>> {
-    let mut text = Vec::new();
-    report.write_json(&mut text)?;
-    let mut lines: Vec<Value> = text
-        .split(|byte| *byte == b'\n')
-        .filter(|line| !line.is_empty())
-        .map(serde_json::from_slice)
-        .collect::<Result<_, _>>()?;
-    for line in &mut lines {
-        line["command"] = command.into();
-    }
-    Ok(lines)
-}
-
 /// Reads a results file.
 pub fn read(place: &Path) -> Result<Vec<Value>> {
     let text = fs::read_to_string(place).with_context(|| format!("reading {}", place.display()))?;

@@ -240,14 +240,29 @@ impl<'a> Sides<'a> {
         Ok(())
     }
 
+    /// Starts a receiver and a sender, the sides 0 and 1, and waits until both are ready.
+    pub(crate) fn start_both(&mut self, job: &Job, cpus: &[usize]) -> Result<()> {
+        self.start(job, Role::Receiver, 0, cpus)?;
+        self.start(job, Role::Sender, 0, cpus)?;
+        self.expect_word(0, "ready")?;
+        self.expect_word(1, "ready")
+    }
+
+    /// Orders a side that listens to go, and waits until it has started.
+    pub(crate) fn order_start(&mut self, index: usize) -> Result<()> {
+        self.order_go(index)?;
+        self.expect_word(index, "started")
+    }
+
     /// Starts one more side and lets it do its part.
     pub(crate) fn run_side(&mut self, job: &Job, role: Role, cpus: &[usize]) -> Result<PassReport> {
         let index = self.sides.len();
         self.start(job, role, 0, cpus)?;
         self.expect_word(index, "ready")?;
-        self.order_go(index)?;
         if role.listens() {
-            self.expect_word(index, "started")?;
+            self.order_start(index)?
+        } else {
+            self.order_go(index)?
         }
         self.report(index)
     }

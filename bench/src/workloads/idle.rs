@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 
 use crate::{
-    parameters::{Job, Role},
+    parameters::Job,
     plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan, Setting},
     record::{Column, Run},
     run::deadline,
@@ -48,14 +48,9 @@ impl Options for Idle {
 
 fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
     let mut sides = Sides::new(setting.interrupts, deadline(job));
-    for role in [Role::Receiver, Role::Sender] {
-        sides.start(job, role, 0, setting.cpus)?;
-    }
     let (receiver, sender) = (0, 1);
-    sides.expect_word(receiver, "ready")?;
-    sides.expect_word(sender, "ready")?;
-    sides.order_go(receiver)?;
-    sides.expect_word(receiver, "started")?;
+    sides.start_both(job, setting.cpus)?;
+    sides.order_start(receiver)?;
     sides.expect_silence(BEFORE)?;
     let (before, start) = (sides.usages()?, Instant::now());
     sides.expect_silence(WINDOW)?;
