@@ -203,7 +203,7 @@ fn run_of_calls(job: &Job, reports: &[Vec<PassReport>]) -> Run {
         run.figures.set(name, value);
     }
     // Of several clients the longest time.
-    set_percentiles(&mut run.figures, |of| percentiles().filter_map(of).max());
+    set_percentiles(&mut run.figures, |name| percentiles().filter_map(|of_client| of_client.get(name)).max());
     Run { latency: longest(percentiles().map(|percentiles| &percentiles.ladder[..])), ..run }
 }
 
@@ -540,8 +540,8 @@ mod tests {
     #[test]
     fn calls_last_from_the_first_client_to_the_last_and_the_slowest_is_reported() {
         let percentiles = |p99_ns: u64, ladder: &[(f64, u64)]| {
-            let ladder = ladder.to_vec();
-            Some(Percentiles { p99_ns: Some(p99_ns), mean_ns: 50.0, ladder, ..Percentiles::default() })
+            let named = [("p99_ns".to_string(), Some(p99_ns))].into();
+            Some(Percentiles { mean_ns: 50.0, ladder: ladder.to_vec(), named })
         };
         let part = |start_ns, end_ns, percentiles| PassReport {
             start_ns,
