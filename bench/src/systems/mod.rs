@@ -5,7 +5,6 @@
 mod append;
 pub mod c;
 mod call;
-pub mod erlang;
 mod framed;
 mod limits;
 mod lisp;
