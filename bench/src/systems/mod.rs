@@ -41,7 +41,7 @@ use crate::{
 const OWN: System = System { version: |_| env!("CARGO_PKG_VERSION").to_string(), ..SYSTEM };
 const IN_PROCESS: System = System { version: |_| "Rust's std".to_string(), ..SYSTEM };
 const CROSSBEAM: System = System { version: |_| "crossbeam-queue 0.3".to_string(), ..SYSTEM };
-const LISP: System = System { version: |_| lisp::version(), ..SYSTEM };
+const LISP: System = System { version: |_| lisp::version(), sides: &[(Kind::Append, lisp::part)], ..SYSTEM };
 const LIMITS: System = System {
     version: |_| limits::version(),
     // Fixed waits: its eventfds block, its rings spin.
@@ -254,16 +254,10 @@ static SYSTEMS: &[System] = &[
         only: &["stream"],
         ..LISP
     },
-    System {
-        name: "sbcl-mutex",
-        about: "in SBCL: one buffer for all threads, behind a lock",
-        sides: &[(Kind::Append, lisp::part)],
-        ..LISP
-    },
+    System { name: "sbcl-mutex", about: "in SBCL: one buffer for all threads, behind a lock", ..LISP },
     System {
         name: "sbcl-compare-and-swap",
         about: "in SBCL: one buffer for all threads, in which each takes space by a compare-and-swap",
-        sides: &[(Kind::Append, lisp::part)],
         ..LISP
     },
     // Programs of bench/peers, each named as its program: `bench/README.md` has the reasons for each best wait.

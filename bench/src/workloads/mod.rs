@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// All of them, in the order of the help.
-pub static WORKLOADS: [Workload; 12] = [
+pub static WORKLOADS: &[Workload] = &[
     workload::<stream::Stream>(),
     workload::<roundtrip::Roundtrip>(),
     workload::<burst::Burst>(),
