@@ -152,7 +152,7 @@ pub fn locked(package: &str) -> String {
 
 /// The version that pom.xml names.
 pub fn aeron_version() -> &'static str {
-    let pom = include_str!("../../peers/aeron/pom.xml");
+    let pom = include_str!("../../../bindings/java/bench/aeron/pom.xml");
     let named = pom.split_once("<aeron.version>").and_then(|(_, rest)| rest.split_once("</aeron.version>"));
     named.map(|(version, _)| version).unwrap_or_default()
 }
@@ -162,7 +162,7 @@ pub fn aeron() -> Result<Vec<OsString>> {
     let place = build_directory()?.join(format!("aeron-{}", aeron_version()));
     fs::create_dir_all(&place).with_context(|| format!("creating {}", place.display()))?;
     let jar = place.join("aeron-all.jar");
-    let source = Path::new(SOURCES).join("aeron");
+    let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/java/bench/aeron"));
     if !jar.exists() {
         let mut maven = Command::new("mvn");
         maven.args(["--batch-mode", "--quiet", "dependency:copy-dependencies", "-Dmdep.stripVersion=true"]);

@@ -1,5 +1,5 @@
--- Calls from one request: by pelton, by cosockets, or by a queue to a handler thread of this process (bench/queue). One
--- coroutine for each call in flight; each compares its replies.
+-- Calls from one request: by pelton, by cosockets, or by a queue to a handler thread of this process
+-- (bindings/c/bench/queue). One coroutine for each call in flight; each compares its replies.
 
 local ffi = require "ffi"
 local semaphore = require "ngx.semaphore"
@@ -52,7 +52,7 @@ local function by_cosocket(system)
     end, function() assert(sock:setkeepalive(0)) end
 end
 
--- As bench/queue/queue.h; and two functions of nginx's modules, of which only the addresses are wanted.
+-- As in queue.h; and two functions of nginx's modules, of which only the addresses are wanted.
 ffi.cdef [[
 struct queue_call {
     struct queue_call *next;

@@ -1,6 +1,6 @@
 //! What pelton's calls are compared with: a request queue to a handler thread of the caller's own process, in C, with
-//! the handler in C or in Go. queue/queue.h has its description. Each request is passed by its address, and each reply
-//! is read where the handler has written it.
+//! the handler in C or in Go. bindings/c/bench/queue/queue.h has its description. Each request is passed by its
+//! address, and each reply is read where the handler has written it.
 
 use std::{
     ffi::{c_char, c_void},
@@ -21,13 +21,13 @@ use crate::{
 
 /// All of the library with a handler in C; that in Go is built from the same directory.
 const SOURCES: [&str; 4] = [
-    include_str!("../../../queue/queue.h"),
-    include_str!("../../../queue/queue.c"),
-    include_str!("../../../queue/caller.c"),
-    include_str!("../../../queue/handler.c"),
+    include_str!("../../../../bindings/c/bench/queue/queue.h"),
+    include_str!("../../../../bindings/c/bench/queue/queue.c"),
+    include_str!("../../../../bindings/c/bench/queue/caller.c"),
+    include_str!("../../../../bindings/c/bench/queue/handler.c"),
 ];
 /// Their directory.
-const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/queue");
+const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/c/bench/queue");
 
 /// `struct queue_call` of queue.h, up to its last field that is read here.
 #[repr(C)]
