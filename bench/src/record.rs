@@ -18,21 +18,17 @@ use crate::{
 pub struct Figures(BTreeMap<String, f64>);
 
 impl Figures {
-    /// Sets it, if it is there.
+    /// Sets it, or removes it.
     pub fn set(&mut self, name: &str, value: Option<f64>) {
-        if let Some(value) = value {
-            self.0.insert(name.to_string(), value);
-        }
+        match value {
+            Some(value) => self.0.insert(name.to_string(), value),
+            None => self.0.remove(name),
+        };
     }
 
     /// The figure of that name.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.0.get(name).copied()
-    }
-
-    /// Without that one.
-    pub fn remove(&mut self, name: &str) {
-        self.0.remove(name);
     }
 
     /// Each figure's median of these runs.
