@@ -7,14 +7,17 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, ExitCode, Stdio},
+    process::{Command, ExitCode},
 };
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::Value;
 
-use pelton_bench::statistics::{median, paired_ratio};
+use pelton_bench::{
+    compiled::output,
+    statistics::{median, paired_ratio},
+};
 
 /// Compares the hot paths of two commits, by runs that take turns
 #[derive(Args, Debug)]
@@ -105,12 +108,6 @@ fn built(commit: &str) -> Result<PathBuf> {
         fs::rename(&made, &program).with_context(|| format!("renaming {}", made.display()))?;
     }
     Ok(program)
-}
-
-fn output(command: &mut Command) -> Result<String> {
-    let done = command.stdin(Stdio::null()).output().with_context(|| format!("starting {command:?}"))?;
-    ensure!(done.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&done.stderr).trim());
-    Ok(String::from_utf8_lossy(&done.stdout).trim().to_string())
 }
 
 /// One run's speed: messages a second, or round trips.

@@ -5,6 +5,8 @@ use std::{fs, path::Path, process::Command};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use crate::compiled::output;
+
 const PAGE: &str = include_str!("report.html");
 /// The place of the results in the page.
 const PLACE: &str = "/*RESULTS*/";
@@ -19,7 +21,7 @@ pub fn machine(command: &str, interrupted: bool) -> Value {
     };
     let uname = rustix::system::uname();
     let git =
-        |arguments: &[&str]| output_of(Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR")]).args(arguments));
+        |arguments: &[&str]| output(Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR")]).args(arguments)).ok();
     // Except for the results file that this run writes.
     let paths = ["--", ":(top)", ":(top,exclude)bench/results"];
     let changed = git(&[&["status", "--porcelain", "--untracked-files=no"][..], &paths].concat())
@@ -44,15 +46,9 @@ pub fn machine(command: &str, interrupted: bool) -> Value {
         "commit": git(&["rev-parse", "--short", "HEAD"]).map(|commit| {
             if changed { format!("{commit}, with changes") } else { commit }
         }),
-        "rust": output_of(Command::new("rustc").arg("--version")),
+        "rust": output(Command::new("rustc").arg("--version")).ok(),
         "pelton": env!("CARGO_PKG_VERSION"),
     }})
-}
-
-/// A command's output in one line, if the command succeeds.
-fn output_of(command: &mut Command) -> Option<String> {
-    let output = command.output().ok().filter(|output| output.status.success())?;
-    Some(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
 /// Now, in UTC: `2026-11-22 14:03`.

@@ -10,13 +10,13 @@ use std::{
     ffi::OsString,
     fs,
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::Command,
 };
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
-    compiled,
+    compiled::{self, output},
     parameters::{Job, Kind, Process, Wait},
     plan::{SYSTEM, System, Waits, kernel},
 };
@@ -79,7 +79,7 @@ pub fn elsewhere(job: &Job) -> Result<()> {
 }
 
 fn installed(version: &mut Command, name: &str) -> String {
-    output(version).map_or(name.to_string(), |output| String::from_utf8_lossy(&output.stdout).trim().to_string())
+    output(version).unwrap_or(name.to_string())
 }
 
 /// The version of the crate by which io_uring is used, and the kernel's.
@@ -130,7 +130,7 @@ pub fn build_go_library(name: &str, directory: &str) -> Result<()> {
     let mut go = Command::new("go");
     go.args(["build", "-buildmode=c-shared", "-o"]).arg(&library).arg(".").current_dir(directory);
     go.envs([("GOTOOLCHAIN", "local"), ("GO111MODULE", "off"), ("GOFLAGS", "-buildvcs=false"), ("CGO_ENABLED", "1")]);
-    output(&mut go).map(|_| ())
+    output(&mut go).map(drop)
 }
 
 fn build_directory() -> Result<PathBuf> {
@@ -183,20 +183,6 @@ pub fn aeron() -> Result<Vec<OsString>> {
     Ok(command)
 }
 
-/// Runs it to its end; the error has its error output.
-fn output(command: &mut Command) -> Result<Output> {
-    let name = Path::new(command.get_program()).display().to_string();
-    let done = command.stdin(Stdio::null()).output().with_context(|| format!("starting `{name}`: is it installed?"))?;
-    if !done.status.success() {
-        let said = [&done.stdout[..], &done.stderr[..]].concat();
-        let said = String::from_utf8_lossy(&said);
-        let lines: Vec<&str> = said.lines().filter(|line| line.to_lowercase().contains("error")).take(3).collect();
-        let said = if lines.is_empty() { said.trim().to_string() } else { lines.join("; ") };
-        bail!("`{name}` failed ({}): {}", done.status, said.chars().take(600).collect::<String>());
-    }
-    Ok(done)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,13 +193,5 @@ mod tests {
             assert!(locked(package).split(' ').nth(1).is_some_and(|v| v.contains('.')), "{package}");
         }
         assert!(aeron_version().contains('.'));
-    }
-
-    #[test]
-    fn a_failed_build_is_reported_with_its_error_output() {
-        let error = output(Command::new("sh").args(["-c", "echo 'error: no luck' >&2; exit 3"])).unwrap_err();
-        assert!(error.to_string().contains("no luck"), "{error}");
-        let error = output(&mut Command::new("/nowhere/at-all")).unwrap_err();
-        assert!(format!("{error:#}").contains("is it installed"), "{error:#}");
     }
 }
