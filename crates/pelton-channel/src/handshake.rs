@@ -124,6 +124,11 @@ impl Handshake {
         self.pace = Pace::Until(deadline);
     }
 
+    /// From now on the handshake is polled, until `deadline`.
+    pub(crate) fn poll_until(&mut self, deadline: Instant) {
+        self.pace = Pace::Polled(Some(deadline));
+    }
+
     /// Sends the reason of a refusal. The peer's next read finds it, even after this side has closed.
     pub(crate) fn refuse(&self, why: String) -> Error {
         turn_away(&self.socket, &why);

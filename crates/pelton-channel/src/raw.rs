@@ -7,6 +7,7 @@
 //! - A receiver: [`Receiver::peek_fast`] or [`Receiver::find`], then the payload, then [`Receiver::release_record`].
 //!   Between the two the receiver is used for nothing else.
 //! - Chunks of a receiver: [`Receiver::take_chunk`], then [`Receiver::release_chunks`].
+//! - Copies of many messages, which are released one by one: [`Receiver::read_ahead`], [`Receiver::release_ahead`].
 //! - Waiting: `arm`, [`Sender::arm_for_space`], and the trait [`crate::wait::Side`].
 
 pub use crate::connect::{Connecting, Duplex, RETRY, connect_duplex, start_duplex, start_duplex_later};
@@ -23,7 +24,7 @@ pub use crate::memory::{Budget, Kept, Share};
 pub use crate::name::Name;
 pub use crate::opening::{Waiter, in_call};
 pub use crate::packet::TRACED_REQUESTS;
-pub use crate::receiver::Item;
+pub use crate::receiver::{Ahead, Item};
 use crate::receiver::{Batch, Held, Message, Receiver};
 use crate::sender::{CHECK_AFTER, FreeSpace, Sender, WaitCondition};
 pub use crate::settings::{HANDSHAKE_TIMEOUT, Settings};

@@ -166,6 +166,7 @@
 //! | `tokio` | no | the module `tokio`: endpoints, streams, sinks, clients, services, files; with `call` and `file` |
 //! | `postcard` | no | the module `encoded` |
 //! | `zerocopy` | no | the module `values` |
+//! | `zstd` | no | compressed record files: `RecordFileOptions::compress_zstd`; with `flush` |
 //!
 //! `docs/decisions/0035-features.md` has what each costs a build.
 //!
