@@ -85,8 +85,8 @@ fn expect(wanted: &str, next: impl Fn() -> String) {
     assert!(before == wanted || next() == wanted, "found {before}, wanted {wanted}");
 }
 
-/// Both a sender and a receiver are killed, and have a successor. Only a stopped receiver keeps a message until the tail
-/// has found the successor's files.
+/// Both a sender and a receiver are killed, and have a successor. Only a stopped receiver keeps a message until the
+/// tail has found the successor's files.
 #[test]
 fn a_tail_continues_with_the_successors_of_both_sides() {
     let dirs = test_dirs();
