@@ -446,6 +446,11 @@ fn diagnosis(channel: &Channel, before: &[Reading], time: Duration) -> Vec<Strin
         let alive = lane.sender.activity == Activity::Alive;
         if lane.is_full() && alive {
             let pace = match channel.receiver.activity {
+                Activity::Alive if received < 1.0 => format!(
+                    "; receiver {} runs and takes none: `cat /proc/{}/wchan`, or a debugger, says what it waits for",
+                    side(&channel.receiver),
+                    channel.receiver.pid
+                ),
                 Activity::Alive => format!("; the receiver takes {} messages a second", short(received as u64)),
                 _ => String::new(),
             };

@@ -29,6 +29,8 @@ const SLEEP_MAX: Duration = Duration::from_millis(500);
 /// least, because a search reads /proc.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 const SEARCH_FACTOR: u32 = 500;
+/// While nothing passes: then a successor may be what the next message comes from.
+const SEARCH_FACTOR_QUIET: u32 = 50;
 /// What is formatted of one message, in bytes, and the largest message in which a path is searched: JSON takes much
 /// more memory as values. `--json` prints all.
 const FORMATTED_BYTES_MAX: usize = 1 << 20;
@@ -245,11 +247,13 @@ impl TailLoop<'_> {
 
     fn all(&mut self) -> Result<(), Failure> {
         let mut search_due = Instant::now() + SEARCH_INTERVAL;
+        let mut is_quiet = true;
         loop {
             let before = processor_time();
             let mut has_more = false;
             for index in 0..self.taps.len() {
                 has_more |= self.round(index)?;
+                is_quiet &= !self.taps[index].has_news;
             }
             self.output.write(&self.signals)?;
             if self.args.count.is_some_and(|count| self.shown >= count) {
@@ -266,7 +270,9 @@ impl TailLoop<'_> {
                 if !self.search(true)? && !has_more {
                     return Ok(());
                 }
-                search_due = Instant::now() + SEARCH_INTERVAL.max(before.elapsed() * SEARCH_FACTOR);
+                let factor = if is_quiet { SEARCH_FACTOR_QUIET } else { SEARCH_FACTOR };
+                search_due = Instant::now() + SEARCH_INTERVAL.max(before.elapsed() * factor);
+                is_quiet = true;
             }
         }
     }

@@ -79,6 +79,71 @@ fn messages_pass_while_their_receiver_gets_each_once() {
     dirs.assert_nothing_left();
 }
 
+/// Reads texts until the wanted one. A receiver that was stopped or killed may not have released the one before.
+fn expect(wanted: &str, next: impl Fn() -> String) {
+    let before = next();
+    assert!(before == wanted || next() == wanted, "found {before}, wanted {wanted}");
+}
+
+/// Both a sender and a receiver are killed, and have a successor. Only a stopped receiver keeps a message until the
+/// tail has found the successor's files.
+#[test]
+fn a_tail_continues_with_the_successors_of_both_sides() {
+    let dirs = test_dirs();
+    for channel in ["followed".to_owned(), path(&dirs)] {
+        let text = |tail: &Process| {
+            let line: serde_json::Value = serde_json::from_str(&tail.line()).unwrap();
+            line["text"].as_str().unwrap_or_else(|| panic!("{line}")).to_owned()
+        };
+        let stopped = |receiver: &Process| {
+            receiver.signal(Signal::STOP);
+            receiver.wait_for_state('T');
+        };
+        let continued = |receiver: &Process, wanted: &str| {
+            receiver.signal(Signal::CONT);
+            expect(wanted, || receiver.line());
+        };
+        let receiver = dirs.start(&["recv", "--follow", &channel]);
+        let mut sender = dirs.start(&["send", &channel]);
+        sender.write(b"one\n");
+        assert_eq!(receiver.line(), "one");
+        stopped(&receiver);
+        sender.write(b"two\n");
+        let tail = dirs.start(&["tail", &channel, "--json", "--since-start", "--timeout", "60"]);
+        expect("two", || text(&tail));
+        continued(&receiver, "two");
+        sender.kill();
+        // By a name, the receiver has to accept the successor before it stops.
+        let mut sender = dirs.start(&["send", &channel]);
+        sender.write(b"three\n");
+        assert_eq!(receiver.line(), "three");
+        stopped(&receiver);
+        sender.write(b"four\n");
+        expect("four", || text(&tail));
+        if !channel.starts_with("path:") {
+            // Without the receiver, a sender by a name ends.
+            continued(&receiver, "four");
+            receiver.signal(Signal::INT);
+            receiver.wait().assert(130, &[]);
+            sender.finish();
+            tail.finish().assert(0, &["printed"]);
+            continue;
+        }
+        receiver.kill();
+        let receiver = dirs.start(&["recv", "--follow", &channel]);
+        // A successor gets what was not released.
+        expect("four", || receiver.line());
+        sender.write(b"five\n");
+        expect("five", || receiver.line());
+        expect("five", || text(&tail));
+        sender.finish().assert(0, &[]);
+        receiver.signal(Signal::INT);
+        receiver.wait().assert(130, &[]);
+        tail.signal(Signal::INT);
+        tail.finish().assert(130, &[" 0 missed"]);
+    }
+}
+
 #[test]
 fn killed_tails_of_a_busy_channel_change_nothing() {
     let dirs = test_dirs();
