@@ -4,8 +4,8 @@
  * the call; the rest goes to io_uring, or, where the system lacks that, to threads of the engine. None of it uses the
  * pool of libuv, so neither slow disks nor `dns.lookup` delay each other.
  *
- * An error is a `PeltonError` with `code`, `errno`, `syscall`, `path` and `dest` as Node's own errors have them, such as
- * `ENOENT`. Beyond Node: a read fills its buffer unless the file ends, and a write writes all.
+ * An error is a `PeltonError` with `code`, `errno`, `syscall`, `path` and `dest` as Node's own errors have them: `code`
+ * is `ENOENT`, for instance. Beyond Node: a read fills its buffer unless the file ends, and a write writes all.
  *
  * @packageDocumentation
  */
@@ -115,7 +115,7 @@ export class FileHandle {
   [Symbol.asyncDispose](): Promise<void>;
 }
 
-/** Opens a file: `r`, `r+`, `w`, `w+`, `a`, `a+`, with `x` to create a new one and `s` for O_SYNC; or open(2)'s number. */
+/** Opens a file: `r`, `r+`, `w`, `w+`, `a`, `a+`, with `x` to create a new one, `s` for O_SYNC; or open(2)'s flags. */
 export function open(path: PathLike, flags?: OpenMode, mode?: Mode): Promise<FileHandle>;
 /** The whole file. */
 export function readFile(path: PathLike | FileHandle, options?: null | 'buffer'
