@@ -1,5 +1,5 @@
-//! The addon `pelton.node`: channels and calls over the crate `pelton`, of which nothing waits. `lib/` has what users
-//! import, and makes promises of it: `lib/waits.js` has the one queue of waits.
+//! The addon `pelton.node`: channels, calls and files over the crate `pelton`, of which nothing waits. `lib/` has what
+//! users import, and makes promises of it: `lib/waits.js` has the one queue of waits.
 //!
 //! - One environment's thread uses an object: Node gives no object to another thread.
 //! - A wait is `wait`, which arms the endpoint and has libuv poll its descriptor: `watch.rs`.
@@ -9,6 +9,7 @@ mod client;
 mod endpoint;
 mod error;
 mod fast;
+mod files;
 mod message;
 mod open;
 mod receiver;

@@ -2,6 +2,8 @@
 const assert = require('node:assert/strict');
 const { setImmediate: turn, setTimeout: sleep } = require('node:timers/promises');
 const test = require('node:test');
+const { once } = require('node:events');
+const { Worker } = require('node:worker_threads');
 const { LIMIT, name, pelton, program, start, tool } = require('./support.js');
 
 const { Client, Failed, PeltonError, Service } = pelton;
@@ -163,6 +165,47 @@ test('the_death_of_a_service_fails_its_calls_and_the_death_of_a_client_aborts', 
   caller.kill('SIGKILL');
   await aborted;
   service.close();
+});
+
+test('a_worker_may_be_terminated_amid_calls', options, async () => {
+  const begin = (text, at) => new Worker(`const { parentPort, workerData } = require('node:worker_threads');
+    const pelton = require(workerData.pelton);
+    (async () => { ${text} })();`, { eval: true, workerData: { at, pelton: require.resolve(
+    process.env.PELTON_PACKAGE ?? '..') } });
+  for (let round = 0; round < 5; round += 1) {
+    const at = name();
+    const serving = begin(`const service = pelton.Service.listen(workerData.at);
+      void service.run((request) => (request.data[0] === 0 ? request.data : new Promise(() => {})));`, at);
+    const client = await Client.connect(at, LIMIT);
+    assert.equal((await client.call(Buffer.alloc(1), LIMIT)).length, 1);
+    const calls = Array.from({ length: 100 }, () => assert.rejects(client.call(Buffer.alloc(1, 1), LIMIT),
+      (error) => ['closed', 'peer_died', 'abandoned'].includes(error.code)));
+    await serving.terminate();
+    await Promise.all(calls);
+    client.close();
+
+    const other = name();
+    const service = Service.listen(other);
+    let aborted = 0;
+    let calling;
+    const all = new Promise((resolve) => {
+      void service.run((request) => new Promise(() => {
+        request.signal.addEventListener('abort', () => {
+          aborted += 1;
+          if (aborted === 100) resolve();
+        });
+        // Amid the requests of the others.
+        if (request.data[0] === 50) void calling.terminate();
+        if (request.data[0] === 99) resolve();
+      }));
+    });
+    calling = begin(`const client = await pelton.Client.connect(workerData.at, { timeout: 20000 });
+      for (let i = 0; i < 100; i += 1) void client.call(Buffer.alloc(1, i));`, other);
+    const exited = once(calling, 'exit');
+    await all;
+    await exited;
+    service.close();
+  }
 });
 
 test('close_fails_what_is_in_flight', options, async () => {

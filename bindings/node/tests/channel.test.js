@@ -357,6 +357,22 @@ test('a_process_ends_when_nothing_is_pending_or_after_unref', options, async () 
   assert.equal(await exits.ended, 7);
 });
 
+test('the_permission_model_needs_allow_addons', options, async () => {
+  const flag = process.allowedNodeEnvironmentFlags.has('--permission') ? '--permission' : '--experimental-permission';
+  const text = `try {
+      const { sender, receiver } = require(${JSON.stringify(require.resolve(process.env.PELTON_PACKAGE ?? '..'))}).threads();
+      sender.trySend(Buffer.from('sent'));
+      console.log(String(receiver.tryRecv()));
+    } catch (error) {
+      console.log(error.code);
+    }`;
+  for (const [more, output] of [[[], 'ERR_DLOPEN_DISABLED'], [['--allow-addons'], 'sent']]) {
+    const child = start(process.execPath, ['--no-warnings', flag, '--allow-fs-read=*', ...more, '-e', text]);
+    assert.equal(await child.ended, 0);
+    assert.equal(child.output().trim(), output);
+  }
+});
+
 test('an_unhandled_rejection_ends_the_process_as_node_says', options, async () => {
   const child = start(process.execPath, ['-e', `const pelton = require(${JSON.stringify(require.resolve(
     process.env.PELTON_PACKAGE ?? '..'))}); pelton.threads().receiver.recv({ timeout: 0 });`],

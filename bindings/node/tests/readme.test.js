@@ -10,7 +10,7 @@ const text = fs.readFileSync(path.join(__dirname, '../README.md'), 'utf8');
 const examples = [...text.matchAll(/^```js\n(.*?)^```/gms)].map((match) => match[1]);
 
 test('the_examples_of_the_readme_run', { timeout: 60_000 }, async () => {
-  assert.equal(examples.length, 6);
+  assert.equal(examples.length, 7);
   const modules = path.join(directory, 'node_modules');
   fs.mkdirSync(modules);
   fs.symlinkSync(path.dirname(require.resolve(`${process.env.PELTON_PACKAGE ?? '..'}/package.json`)),
@@ -34,6 +34,9 @@ test('the_examples_of_the_readme_run', { timeout: 60_000 }, async () => {
   const calling = run(5);
   assert.equal(await calling.ended, 0);
   assert.match(calling.output(), /^TEA\n\[[^\]]*\]\n1\n2\n$/);
+  const files = run(6);
+  assert.equal(await files.ended, 0);
+  assert.equal(files.output(), 'file\nhello, file\n');
   serving.kill('SIGTERM');
   assert.equal(await serving.ended, 0);
 });

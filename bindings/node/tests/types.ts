@@ -1,4 +1,6 @@
 // Compiled by `tsc --strict`, and not run: what users write, and what must be refused.
+import fs, { FileHandle, open } from 'pelton/fs';
+import pino from 'pelton/pino';
 import pelton, { Client, Failed, PeltonError, Receiver, Sender, Service, gather, listen, threads } from 'pelton';
 
 async function channels(): Promise<void> {
@@ -44,4 +46,22 @@ async function calls(): Promise<void> {
   await service.run(() => 7);
 }
 
-void [channels, calls];
+async function files(): Promise<void> {
+  const handle: FileHandle = await open('a', 'w+', 0o600);
+  const { bytesRead, buffer }: { bytesRead: number; buffer: Buffer } = await handle.read(Buffer.alloc(7), 0, 7, null);
+  const { bytesWritten } = await handle.write('text', 3, 'utf8');
+  const text: string = await fs.readFile(new URL('file:///a'), 'utf8');
+  const bytes: Buffer = await fs.readFile(handle);
+  await fs.writeFile('b', [text, bytes], { flag: 'wx', flush: true });
+  const names: string[] = await fs.readdir('.', { recursive: true });
+  for (const entry of await fs.readdir('.', { withFileTypes: true })) if (entry.isFile()) await fs.rm(entry.name);
+  const first: string | undefined = await fs.mkdir('c', { recursive: true });
+  void [bytesRead, buffer, bytesWritten, names, first, (await handle.stat()).size, pino({ name: 'logs' })];
+  // @ts-expect-error: an encoding gives text.
+  const none: Buffer = await fs.readFile('a', 'utf8');
+  // @ts-expect-error: no options of a read.
+  await fs.rm('a', { mode: 7 });
+  void none;
+}
+
+void [channels, calls, files];

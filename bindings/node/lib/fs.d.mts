@@ -1,0 +1,3 @@
+export * from './fs.js';
+import * as fs from './fs.js';
+export default fs;
