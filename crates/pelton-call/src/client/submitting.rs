@@ -77,8 +77,8 @@ impl Client {
     }
 
     /// As [`Client::submit_until`], for a service that reads [`Request::traceparent`](crate::Request::traceparent).
-    /// With [`Deadline::Now`] it does not wait, and the service gets no deadline. Services of earlier versions, which take no traceparent, get the
-    /// request without it. The request is copied once more than by [`Client::submit`].
+    /// With [`Deadline::Now`] it does not wait, and the service gets no deadline. Services of earlier versions, which
+    /// take no traceparent, get the request without it. The request is copied once more than by [`Client::submit`].
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {
