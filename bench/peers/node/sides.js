@@ -1,6 +1,6 @@
 'use strict';
 // Node in the workloads `stream`, `roundtrip` and `call` of pelton-bench: pelton, and what Node has for messages of its
-// own (child_process IPC, worker threads, a Unix socket with length prefixes), or npm for calls (undici, @grpc/grpc-js).
+// own (child_process IPC, worker threads, a Unix socket with length prefixes), or npm for calls (undici and grpc-js).
 //
 // As their documentation recommends for messages that are bytes: IPC with the advanced serialization, back-pressure by
 // what `send` and `write` return; a worker has none, so its sender lets the loop have a turn after 1,000 messages.
