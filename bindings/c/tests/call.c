@@ -501,13 +501,14 @@ static void a_request_carries_its_traceparent(void) {
         pelton_request request;
         uint64_t call;
         memset(large, (int)i, sizeof large);
-        OK(pelton_client_submit_traced(client, large, size, traceparent, 0, SOON, &call));
+        OK(pelton_client_submit_traced(client, large, size, traceparent, 0, i < 4 ? PELTON_NO_WAIT : SOON, &call));
         while (pelton_service_receive(service, PELTON_NO_WAIT, &request) == PELTON_AGAIN) {
             /* Writes the next piece. */
             CHECK(pelton_client_arm(client) >= 0);
             OK(pelton_client_disarm(client));
         }
         CHECK(request.size == size && memcmp(request.data, large, size) == 0);
+        CHECK((request.deadline_ns == PELTON_FOREVER) == (i < 4));
         CHECK(pelton_responder_traceparent(request.responder, found) == (traceparent == valid));
         OK(pelton_service_release(service));
         /* Also after the release. */

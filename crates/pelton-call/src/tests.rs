@@ -483,6 +483,7 @@ fn a_service_that_takes_no_traceparent_gets_the_request_without_it() {
             client.submit_traced(&request, span, Deadline::Now).unwrap().unwrap();
             let found = link.service.receive().unwrap();
             assert_eq!((&*found, found.traceparent()), (&request[..], wanted));
+            assert_eq!(found.deadline(), None, "not to wait for space is no deadline of the call");
         }
     }
     let error = client.submit_traced(&[0; BYTES_MAX as usize + 1], span, Deadline::Now).unwrap_err();

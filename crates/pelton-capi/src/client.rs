@@ -131,6 +131,15 @@ fn take(
     Ok(shown)
 }
 
+/// Submits a request. Not to wait for space is no deadline of the call.
+fn submit(client: &mut pelton::Client, request: &[u8], deadline: Deadline) -> Answer<CallId> {
+    match deadline {
+        Deadline::Now => found(client.try_submit(request)),
+        Deadline::At(deadline) => found(client.submit_until(request, deadline)),
+        Deadline::Never => done(client.submit(request)),
+    }
+}
+
 sized_structures! {
     "pelton_client_info" ClientInfo {
         has_peer: u32,
@@ -177,12 +186,7 @@ entries! {
         out_call: Out<u64>,
     ) {
         let flags = Flags::of(flags)?;
-        let inner = client.unused()?;
-        let call = match deadline_ns {
-            Deadline::Now => found(inner.try_submit(data)),
-            Deadline::At(deadline) => found(inner.submit_until(data, deadline)),
-            Deadline::Never => done(inner.submit(data)),
-        }?;
+        let call = submit(client.unused()?, data, deadline_ns)?;
         client.mark(call, flags)?;
         out_call.write(call.to_bits());
         Ok(())
@@ -201,7 +205,7 @@ entries! {
         let call = match traceparent.and_then(|text| Traceparent::parse(text.to_bytes())) {
             Some(traceparent) => found(inner.submit_traced(data, traceparent, deadline_ns)),
             // W3C: as if there were none.
-            None => found(inner.submit_until(data, deadline_ns)),
+            None => submit(inner, data, deadline_ns),
         }?;
         client.mark(call, flags)?;
         out_call.write(call.to_bits());

@@ -30,6 +30,7 @@ use pelton_lane::{LaneError, LastRing, Record, Sleeper, Wake, failpoint};
 use pelton_os as os;
 use pelton_os::Peer;
 use pelton_os::{Ready, ReceivedFd};
+use probe::probe;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -366,6 +367,8 @@ impl Receiver {
 
     /// Returns the next message or membership event. Waits until `deadline`.
     pub(crate) fn find_slow(&mut self, deadline: Deadline) -> Result<Option<Item>> {
+        let page = self.lanes.current.consumer.consumer_page();
+        probe!(pelton, receive, page.messages(), page.bytes());
         let Some(deadline) = deadline.until() else { return self.peek() };
         // The fast path has just polled the header. Another poll would take the ownership of its cache line from the
         // sender, which may be about to write there.

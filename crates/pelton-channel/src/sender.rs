@@ -25,6 +25,7 @@ use pelton_os as os;
 use pelton_os::Peer;
 use pelton_os::socket::DESCRIPTORS_MAX;
 use pelton_os::{Ready, Segment};
+use probe::probe;
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -291,6 +292,9 @@ impl Sender {
         }
         loop {
             let space = self.with_memory(&mut reserve)?;
+            if space.is_none() {
+                probe!(pelton, full, self.parts.lane.unreleased());
+            }
             if space.is_none() && self.is_peer_known_gone()? {
                 self.note_end();
                 return Err(self.not_usable());
@@ -385,6 +389,8 @@ impl Sender {
     #[cold]
     #[inline(never)]
     pub(crate) fn after_publishing(&mut self, wake: Wake) {
+        let page = self.parts.lane.producer_page();
+        probe!(pelton, send, page.messages(), page.bytes());
         if wake == Wake::Ring {
             let lane = &self.parts.lane;
             self.parts.link.wake_peer(|processor, at| lane.note_ring(processor, at));

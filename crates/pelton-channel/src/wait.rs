@@ -3,6 +3,7 @@
 use crate::error::Result;
 use pelton_lane::{LastRing, failpoint};
 use pelton_os::{self as os, Ready};
+use probe::probe;
 use std::time::{Duration, Instant};
 
 /// How an operation waits. For the third way, the caller's own event loop, use the `try_` methods and `arm`.
@@ -387,10 +388,12 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
             (deadline, limit) => deadline.or(limit),
         };
         let slept_at_ns = os::monotonic_ns();
+        probe!(pelton, sleep);
         let ready = side.sleep(until);
         failpoint("wait: woken");
         side.disarm();
         let ready = ready?;
+        probe!(pelton, wake, ready as u32);
         if matches!(ready, Ready::Rung | Ready::RungAlone) {
             let ring = side.last_ring();
             side.spin().has_woken(ring, slept_at_ns);

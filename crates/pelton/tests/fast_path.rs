@@ -46,18 +46,49 @@ fn fast_path_receive_batch(receiver: &mut Receiver) -> usize {
     bytes
 }
 
-/// The instructions of a function of this binary.
-fn instructions(function: &str) -> Vec<String> {
+const FAST: [&str; 5] = [
+    "fast_path_try_send",
+    "fast_path_try_receive",
+    "fast_path_try_receive_into",
+    "fast_path_send_batch",
+    "fast_path_receive_batch",
+];
+
+/// The instructions of a function of this binary, with their addresses.
+fn instructions(function: &str) -> Vec<(u64, String)> {
+    disassembled(&[&format!("--disassemble={function}")])
+}
+
+fn disassembled(part: &[&str]) -> Vec<(u64, String)> {
     let own = std::env::current_exe().unwrap();
     let objdump = Command::new("objdump")
-        .args(["-d", "--no-show-raw-insn", &format!("--disassemble={function}")])
+        .args(["-d", "--no-show-raw-insn"])
+        .args(part)
         .arg(own)
         .output()
         .expect("`objdump` must run: install the package binutils");
     let text = String::from_utf8(objdump.stdout).unwrap();
-    let body = text.split_once(&format!("<{function}>:\n")).unwrap_or_else(|| panic!("no {function} in:\n{text}")).1;
-    let body = body.split("\n\n").next().unwrap();
-    body.lines().filter_map(|line| line.split_once(":\t")).map(|(_, code)| code.trim().to_owned()).collect()
+    let instruction = |line: &str| {
+        let (address, code) = line.split_once(":\t")?;
+        Some((u64::from_str_radix(address.trim(), 16).unwrap(), code.trim().to_owned()))
+    };
+    text.lines().filter_map(instruction).collect()
+}
+
+/// The probes of this binary: name, address, arguments.
+fn probes() -> Vec<(String, u64, String)> {
+    let readelf = Command::new("readelf")
+        .args(["-n", "--wide"])
+        .arg(std::env::current_exe().unwrap())
+        .output()
+        .expect("`readelf` must run: install the package binutils");
+    let text = String::from_utf8(readelf.stdout).unwrap();
+    let probe = |text: &str| {
+        let field = |name: &str| Some(text.split_once(name)?.1.split(['\n', ',']).next()?.trim().to_owned());
+        let address = field("Location: 0x").expect("a probe has an address");
+        Some((field("Name:")?, u64::from_str_radix(&address, 16).unwrap(), field("Arguments:").unwrap_or_default()))
+    };
+    text.split("Provider: pelton\n").skip(1).filter_map(probe).collect()
 }
 
 #[test]
@@ -72,16 +103,10 @@ fn a_message_costs_no_lock_no_fence_and_no_system_call() {
         assert!(fast_path_send_batch(&mut sender, &[&[3; 16], &[4; 100]]));
         assert_eq!(fast_path_receive_batch(&mut receiver), 116);
     }
-    for function in [
-        "fast_path_try_send",
-        "fast_path_try_receive",
-        "fast_path_try_receive_into",
-        "fast_path_send_batch",
-        "fast_path_receive_batch",
-    ] {
+    for function in FAST {
         let instructions = instructions(function);
         assert!(instructions.len() > 30, "{function} is inlined nowhere else, so it must be here: {instructions:?}");
-        for code in &instructions {
+        for (_, code) in &instructions {
             let mnemonic = code.split_whitespace().next().unwrap_or("");
             // An exchange with memory locks implicitly.
             let exchanges = mnemonic.starts_with("xchg") && code.contains('(');
@@ -89,5 +114,33 @@ fn a_message_costs_no_lock_no_fence_and_no_system_call() {
             assert!(!exchanges && !fences, "{function}: {code}");
         }
         println!("{function}: {} instructions with all its inlined error paths", instructions.len());
+    }
+}
+
+#[test]
+fn a_probe_is_one_nop_and_the_fast_path_has_none() {
+    // So that they are in this binary.
+    let (mut sender, mut receiver) = Options::new().capacity(1 << 16).threads().unwrap();
+    while fast_path_try_send(&mut sender, &[1; 16]) {}
+    assert_eq!(fast_path_try_receive(&mut receiver), 16);
+    let probes = probes();
+    for (name, arguments) in [("send", 2), ("receive", 2), ("sleep", 0), ("wake", 1), ("full", 1)] {
+        assert!(probes.iter().any(|(of, ..)| of == name), "no probe {name}: {probes:x?}");
+        for (_, address, found) in probes.iter().filter(|(of, ..)| of == name) {
+            assert_eq!(found.split_whitespace().count(), arguments, "{name}: {found}");
+            let code =
+                disassembled(&[&format!("--start-address={address}"), &format!("--stop-address={}", address + 1)]);
+            assert_eq!(
+                code.iter().map(|(_, code)| code.as_str()).collect::<Vec<_>>(),
+                ["nop"],
+                "{name} at {address:x}"
+            );
+        }
+    }
+    assert!(probes.iter().all(|(name, ..)| ["send", "receive", "sleep", "wake", "full"].contains(&name.as_str())));
+    for function in FAST {
+        let code = instructions(function);
+        let has_probe = |(_, address, _): &&(String, u64, String)| code.iter().any(|(at, _)| at == address);
+        assert_eq!(probes.iter().find(has_probe), None, "{function}");
     }
 }

@@ -77,8 +77,8 @@ impl Client {
     }
 
     /// As [`Client::submit_until`], for a service that reads [`Request::traceparent`](crate::Request::traceparent).
-    /// With [`Deadline::Now`] it does not wait. Services of earlier versions, which take no traceparent, get the
-    /// request without it. The request is copied once more than by [`Client::submit`].
+    /// With [`Deadline::Now`] it does not wait, and the service gets no deadline. Services of earlier versions, which
+    /// take no traceparent, get the request without it. The request is copied once more than by [`Client::submit`].
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {
@@ -133,8 +133,12 @@ impl Client {
 
     /// A header without an id, and what follows it.
     fn traced(&self, request: &[u8], traceparent: Traceparent, deadline: Deadline) -> (Header, Vec<u8>) {
-        let ns = deadline.instant().map_or(0, |instant| self.clock.ns_of(instant));
-        let header = Header { deadline: ns, traced: true, ..Header::new(Kind::Request, 0) };
+        // Not to wait for space says nothing about the reply.
+        let deadline = match deadline {
+            Deadline::At(instant) => self.clock.ns_of(instant),
+            Deadline::Now | Deadline::Never => 0,
+        };
+        let header = Header { deadline, traced: true, ..Header::new(Kind::Request, 0) };
         (header, [&traceparent.encode(), request].concat())
     }
 

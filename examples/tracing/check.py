@@ -1,0 +1,37 @@
+"""Checks the spans of three requests: check.py TRACE SPAN FILE...
+
+The first one came with that position, the others without a valid one. A request has three spans: that of the service
+in Go, that of its call, and that of the service in Python.
+"""
+
+import json
+import sys
+from collections import defaultdict
+
+
+def spans(path: str) -> list[dict[str, str]]:
+    found = []
+    for line in open(path):
+        for resource in json.loads(line)["resourceSpans"]:
+            (service,) = (one["value"]["stringValue"] for one in resource["resource"]["attributes"])
+            for scope in resource["scopeSpans"]:
+                found += [{"service": service, **span} for span in scope["spans"]]
+    return found
+
+
+def main(trace: str, span: str, *paths: str) -> None:
+    traces = defaultdict(list)
+    for one in (one for path in paths for one in spans(path)):
+        assert len(one["traceId"]) == 32 and len(one["spanId"]) == 16, one
+        assert 0 < int(one["startTimeUnixNano"]) <= int(one["endTimeUnixNano"]), one
+        traces[one["traceId"]].append(one)
+    assert len(traces) == 3 and trace in traces, traces
+    for identity, of in traces.items():
+        by_kind = {(one["service"], one["kind"]): one for one in of}
+        assert len(by_kind) == len(of) == 3, of
+        server, call, back = by_kind["go", 2], by_kind["go", 3], by_kind["python", 2]
+        parents = [one.get("parentSpanId") for one in (server, call, back)]
+        assert parents == [span if identity == trace else None, server["spanId"], call["spanId"]], of
+
+
+main(*sys.argv[1:])
