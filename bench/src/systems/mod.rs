@@ -24,7 +24,7 @@ use self::{
     append::{Bump, MutexVec, PeltonFile, Queue, Write},
     call::{c::CCalls, queue},
     packets::SockSeqpacketBatched,
-    peers::{CARGO, FOREIGN, GO, PYTHON, THREADS, built, go, locked},
+    peers::{CARGO, FOREIGN, GO, NODE, PYTHON, THREADS, built, go, locked},
     pelton::{ByDirectory, BySocket, Pelton, lasting},
     pipe::Pipe,
     socket::{SockDgram, SockSeqpacket, SockStream, SockStreamBatched},
@@ -316,6 +316,33 @@ static SYSTEMS: &[System] = &[
     System { name: "multiprocessing-queue", about: "Python's multiprocessing.Queue", ..PYTHON },
     System { name: "multiprocessing-pipe", about: "Python's multiprocessing.Pipe", ..PYTHON },
     System { name: "pelton-python", about: "pelton between two Python processes, by bindings/python", ..PYTHON },
+    System {
+        name: "pelton-node",
+        about: "pelton between two Node processes, by bindings/node",
+        sides: &[(Kind::Processes, peers::elsewhere), (Kind::Call, peers::elsewhere)],
+        ..NODE
+    },
+    System {
+        name: "pelton-node-batches",
+        about: "pelton between two Node processes, 64 messages a call",
+        only: &["stream"],
+        ..NODE
+    },
+    System { name: "node-child-process", about: "Node's child_process IPC, with advanced serialization", ..NODE },
+    System { name: "node-worker", about: "Node's postMessage between worker threads", ..NODE },
+    System { name: "node-sock-stream", about: "Node's Unix socket, with length prefixes", ..NODE },
+    System {
+        name: "node-undici",
+        about: "HTTP over a Unix socket in Node: undici calls node:http",
+        sides: &[(Kind::Call, peers::elsewhere)],
+        ..NODE
+    },
+    System {
+        name: "node-grpc",
+        about: "gRPC over a Unix socket in Node: @grpc/grpc-js",
+        sides: &[(Kind::Call, peers::elsewhere)],
+        ..NODE
+    },
     System {
         name: "aeron",
         about: "Aeron's IPC, between two Java processes",

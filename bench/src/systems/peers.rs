@@ -2,8 +2,8 @@
 //! them.
 //!
 //! This program starts them as it starts itself, with a [`Job`], and they report as a side does. Those in Rust link
-//! this library, so that their loops and checks are the same. Those in Python, Java and Go have loops of their own with
-//! the same checks.
+//! this library, so that their loops and checks are the same. Those in Python, Node, Java and Go have loops of their
+//! own, with the same checks.
 
 use std::{
     env,
@@ -64,6 +64,14 @@ pub const PYTHON: System = System {
     version: |_| installed(Command::new("python3").arg("--version"), "Python"),
     ..FOREIGN
 };
+/// A process that starts the other, Node.
+pub const NODE: System = System {
+    only: &["stream", "roundtrip"],
+    process: Process { is_both: true, is_unpinned: true, ..FOREIGN.process },
+    build: |system, _, _| node(system.name),
+    version: |_| installed(Command::new("node").arg("--version"), "Node").replace('v', "Node "),
+    ..FOREIGN
+};
 /// Two processes, Go.
 pub const GO: System = System {
     only: &["stream"],
@@ -106,6 +114,23 @@ pub fn python(what: &str) -> Result<Vec<OsString>> {
     let modules = if what == "pelton-python" { "pelton" } else { "multiprocessing, resource" };
     output(Command::new(&interpreter).args(["-c", &format!("import {modules}")]))?;
     Ok(vec![interpreter, PYTHON_SIDES.into(), what.into()])
+}
+
+/// The command that starts a system in Node: `what` is its name there. `./run bench` sets PELTON_NODE to a directory
+/// whose packages it needs, if one of the systems does.
+pub fn node(what: &str) -> Result<Vec<OsString>> {
+    let modules = env::var_os("PELTON_NODE").unwrap_or_default();
+    let side = Path::new(SOURCES).join("node/sides.js");
+    let package = match what {
+        "node-undici" => "undici",
+        "node-grpc" => "@grpc/grpc-js",
+        _ if what.starts_with("pelton") => "pelton",
+        _ => "node:net",
+    };
+    output(Command::new("node").env("NODE_PATH", &modules).args(["-e", &format!("require('{package}')")]))?;
+    let mut path = OsString::from("NODE_PATH=");
+    path.push(modules);
+    Ok(vec!["env".into(), path, "node".into(), side.into(), what.into()])
 }
 
 /// Builds the program in Go; `what` is the system's name there.

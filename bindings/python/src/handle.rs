@@ -4,6 +4,7 @@
 //! `KeyboardInterrupt`), and detects that another thread has closed the handle.
 
 use crate::error::{self, raise};
+use crate::log;
 use pelton::Deadline;
 use pyo3::prelude::*;
 use std::ops::{Deref, DerefMut};
@@ -114,16 +115,20 @@ impl<T: Send> Using<'_, T> {
         mut attempt: impl FnMut(&mut T, Deadline) -> pelton::Result<Option<R>> + Send,
     ) -> PyResult<Option<R>> {
         if deadline == Deadline::Now {
-            return attempt(self, deadline).map_err(|error| raise(py, error));
+            let found = attempt(self, deadline);
+            log::deliver(py);
+            return found.map_err(|error| raise(py, error));
         }
         loop {
             let until = slice(deadline);
             let value: &mut T = self;
-            let found = py.detach(|| attempt(value, Deadline::At(until))).map_err(|error| raise(py, error))?;
+            let found = py.detach(|| attempt(value, Deadline::At(until)));
+            log::deliver(py);
+            let found = found.map_err(|error| raise(py, error))?;
             if found.is_some() {
                 return Ok(found);
             }
-            py.check_signals()?;
+            log::deliver_and_check_signals(py)?;
             if self.handle.is_closing.load(Ordering::Relaxed) {
                 return Err(self.handle.closed(py));
             }
@@ -140,7 +145,9 @@ impl<T: Send> Using<'_, T> {
         step: impl FnOnce(&mut T) -> pelton::Result<R> + Send,
     ) -> PyResult<R> {
         let value: &mut T = self;
-        py.detach(|| step(value)).map_err(|error| raise(py, error))
+        let found = py.detach(|| step(value));
+        log::deliver(py);
+        found.map_err(|error| raise(py, error))
     }
 
     /// Waits until the descriptor that `fd` returns is readable. Returns false once `deadline` has passed.

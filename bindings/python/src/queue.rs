@@ -287,7 +287,7 @@ impl QueueFile {
             if let Some(found) = py.detach(|| attempt(until)).map_err(|error| raise(py, error))? {
                 return Ok(Some(found));
             }
-            py.check_signals()?;
+            crate::log::deliver_and_check_signals(py)?;
             if has_passed(deadline) {
                 return Ok(None);
             }

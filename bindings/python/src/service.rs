@@ -8,6 +8,7 @@
 use crate::bytes::{Payload, WITHOUT_GIL, to_bytes};
 use crate::error::{self, named, raise, timed_out};
 use crate::handle::{deadline, has_passed, slice};
+use crate::log;
 use crate::open::{SERVICE, options};
 use pelton::{Armed, Deadline, Error, Responder, Result, Sent, Stopper};
 use pyo3::prelude::*;
@@ -170,7 +171,7 @@ impl Service {
                 Found::ClosedHandle => return Err(closed_handle(py)),
                 Found::Nothing => {}
             }
-            py.check_signals()?;
+            crate::log::deliver_and_check_signals(py)?;
             if has_passed(deadline) {
                 return Ok(None);
             }
@@ -387,7 +388,9 @@ impl Service {
     /// Does not wait. Returns False if something has come already: take requests, and try the parts again, instead of
     /// watching the descriptor.
     fn arm(&self, py: Python<'_>) -> PyResult<bool> {
-        self.with(py, |service, ahead| Ok(ahead.is_empty() && service.arm()? == Armed::Waiting))
+        let armed = self.with(py, |service, ahead| Ok(ahead.is_empty() && service.arm()? == Armed::Waiting));
+        log::deliver(py);
+        armed
     }
 
     /// Undoes `arm`. Call it when the loop loses interest.
@@ -488,6 +491,13 @@ impl Request {
         (self.deadline_ns > 0).then_some(self.deadline_ns as f64 / 1e9)
     }
 
+    /// The header `traceparent` with which the client has submitted it: the span that is the parent of this service's.
+    /// None if it came without a valid one, and once it was answered.
+    #[getter]
+    fn traceparent(&self) -> Option<String> {
+        self.responder().as_ref()?.traceparent().map(|traceparent| traceparent.to_string())
+    }
+
     /// The process of the client, if it is known.
     #[getter]
     fn peer_pid(&self) -> Option<u32> {
@@ -575,7 +585,7 @@ impl Request {
                 Ok(_) => {}
                 Err(error) => break Err(raise(py, error)),
             }
-            if let Err(error) = py.check_signals() {
+            if let Err(error) = crate::log::deliver_and_check_signals(py) {
                 break Err(error);
             }
             if deadline != Deadline::Now {

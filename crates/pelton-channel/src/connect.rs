@@ -22,6 +22,7 @@ use crate::wait::Deadline;
 use pelton_lane::{Position, failpoint};
 use pelton_os::socket::Socket;
 use pelton_os::{Timer, membarrier};
+use std::future::ready;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::pin::Pin;
@@ -120,7 +121,7 @@ impl Listener {
     /// # Errors
     /// [`Error::Forked`]; [`Error::System`], for instance when descriptors run out.
     pub fn accept_sender(&self) -> Result<Sender> {
-        Ok(self.sender(None)?.expect("without a deadline it does not pass"))
+        Ok(in_call(self.sender(None, &Waiter::Thread))?.expect(NO_DEADLINE))
     }
 
     /// As [`Listener::accept_sender`], until `deadline`; `None` when it passes.
@@ -128,7 +129,7 @@ impl Listener {
     /// # Errors
     /// As [`Listener::accept_sender`].
     pub fn accept_sender_until(&self, deadline: impl Into<Deadline>) -> Result<Option<Sender>> {
-        self.sender(deadline.into().instant())
+        in_call(self.sender(deadline.into().instant(), &Waiter::Thread))
     }
 
     /// Waits until a sender connects, and returns the receiver from it. Otherwise as [`Listener::accept_sender`].
@@ -136,7 +137,7 @@ impl Listener {
     /// # Errors
     /// As [`Listener::accept_sender`].
     pub fn accept_receiver(&self) -> Result<Receiver> {
-        Ok(self.receiver(None)?.expect("without a deadline it does not pass"))
+        Ok(in_call(self.receiver(None, &Waiter::Thread))?.expect(NO_DEADLINE))
     }
 
     /// As [`Listener::accept_receiver`], until `deadline`; `None` when it passes.
@@ -144,31 +145,73 @@ impl Listener {
     /// # Errors
     /// As [`Listener::accept_sender`].
     pub fn accept_receiver_until(&self, deadline: impl Into<Deadline>) -> Result<Option<Receiver>> {
-        self.receiver(deadline.into().instant())
+        in_call(self.receiver(deadline.into().instant(), &Waiter::Thread))
     }
 
-    fn sender(&self, deadline: Option<Instant>) -> Result<Option<Sender>> {
-        let options = &self.inner.options;
-        let parts = self.accept(deadline, |handshake| in_call(new_sender(handshake, options, true)))?;
-        let make = |(parts, doorbells)| -> Result<Sender> {
-            let mut sender = Sender::new(parts, doorbells, options)?;
-            sender.endpoint.set_reconnect(Arc::new(self.clone()));
-            Ok(sender)
-        };
-        parts.map(make).transpose()
+    /// As [`Listener::accept_sender`], but does not wait: the caller's event loop continues it, until it is dropped. A
+    /// drop may refuse a peer whose handshake has begun; keep the opening to accept that peer later.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn start_accept_sender(&self) -> Result<Opening<Sender>> {
+        let listener = self.clone();
+        Opening::new(|waiter| async move { Ok(listener.sender(None, &waiter).await?.expect(NO_DEADLINE)) })
     }
 
-    fn receiver(&self, deadline: Option<Instant>) -> Result<Option<Receiver>> {
+    /// As [`Listener::accept_receiver`], but does not wait. Otherwise as [`Listener::start_accept_sender`].
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// use std::os::fd::AsFd;
+    /// let name = format!("unix:{}/accepting-doc-{}", std::env::temp_dir().display(), std::process::id());
+    /// let listener = pelton::Listener::bind(&name)?;
+    /// // Both in one thread: neither waits for the other.
+    /// let (mut accepting, mut connecting) =
+    ///     (listener.start_accept_receiver()?, pelton::Options::new().start_connect_sender(&name)?);
+    /// let (mut sender, mut receiver) = (None, None);
+    /// while sender.is_none() || receiver.is_none() {
+    ///     // Your event loop waits instead, until one of the two descriptors is readable.
+    ///     let watched = |fd| rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN);
+    ///     rustix::event::poll(&mut [watched(accepting.as_fd()), watched(connecting.as_fd())], None).unwrap();
+    ///     if sender.is_none() {
+    ///         sender = connecting.try_finish()?;
+    ///     }
+    ///     if receiver.is_none() {
+    ///         receiver = accepting.try_finish()?;
+    ///     }
+    /// }
+    /// sender.unwrap().send(b"hello")?;
+    /// assert_eq!(&*receiver.unwrap().receive()?, b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn start_accept_receiver(&self) -> Result<Opening<Receiver>> {
+        let listener = self.clone();
+        Opening::new(|waiter| async move { Ok(listener.receiver(None, &waiter).await?.expect(NO_DEADLINE)) })
+    }
+
+    async fn sender(&self, deadline: Option<Instant>, waiter: &Waiter) -> Result<Option<Sender>> {
         let options = &self.inner.options;
-        let parts = self.accept(deadline, |handshake| in_call(receiver_of_one(handshake, true)))?;
-        let make = |parts| -> Result<Receiver> {
-            let mut receiver = Receiver::new(parts, options)?;
-            receiver.endpoint.set_reconnect(Arc::new(self.clone()));
-            Ok(receiver)
-        };
-        parts.map(make).transpose()
+        let accepted = self.accept(deadline, waiter, |handshake| new_sender(handshake, options, true)).await?;
+        let Some((parts, doorbells)) = accepted else { return Ok(None) };
+        let mut sender = Sender::new(parts, doorbells, options)?;
+        sender.endpoint.set_reconnect(Arc::new(self.clone()));
+        Ok(Some(sender))
+    }
+
+    async fn receiver(&self, deadline: Option<Instant>, waiter: &Waiter) -> Result<Option<Receiver>> {
+        let accepted = self.accept(deadline, waiter, |handshake| receiver_of_one(handshake, true)).await?;
+        let Some(parts) = accepted else { return Ok(None) };
+        let mut receiver = Receiver::new(parts, &self.inner.options)?;
+        receiver.endpoint.set_reconnect(Arc::new(self.clone()));
+        Ok(Some(receiver))
     }
 }
+
+const NO_DEADLINE: &str = "without a deadline it does not pass";
 
 /// Reconnects by the name that an endpoint had connected to.
 #[derive(Debug)]
@@ -180,7 +223,7 @@ struct ByName {
 impl ByName {
     /// Offers a survivor's lane to the successor of its peer. Returns false at the deadline.
     fn resume(&self, deadline: Option<Instant>, mut handshake: impl FnMut(Handshake) -> Result<()>) -> Result<bool> {
-        let handshake = |connection| std::future::ready(handshake(connection));
+        let handshake = |connection| ready(handshake(connection));
         match in_call(reach(&self.name, &self.options, Reach::Until(deadline), &Waiter::Thread, handshake)) {
             Ok(()) => Ok(true),
             Err(Error::TimedOut(_)) if deadline.is_some() => Ok(false),
@@ -204,15 +247,15 @@ impl receiver::Reconnect for ByName {
 /// Reconnects by the listener that had accepted the peer: it accepts the successor.
 impl sender::Reconnect for Listener {
     fn resume(&self, parts: &mut SenderParts, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
-        let offer = |handshake| in_call(surviving_sender(handshake, parts, doorbells, true));
-        Ok(self.accept(deadline, offer)?.is_some())
+        let offer = |handshake| ready(in_call(surviving_sender(handshake, parts, doorbells, true)));
+        Ok(in_call(self.accept(deadline, &Waiter::Thread, offer))?.is_some())
     }
 }
 
 impl receiver::Reconnect for Listener {
     fn resume(&self, lane: &mut Lane, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
-        let offer = |handshake| in_call(surviving_receiver(handshake, lane, doorbells, true));
-        Ok(self.accept(deadline, offer)?.is_some())
+        let offer = |handshake| ready(in_call(surviving_receiver(handshake, lane, doorbells, true)));
+        Ok(in_call(self.accept(deadline, &Waiter::Thread, offer))?.is_some())
     }
 }
 
@@ -244,13 +287,15 @@ pub struct Duplex {
     pub receiver: Receiver,
     /// The largest request that the service accepts.
     pub bytes_max: u64,
+    /// The features that the service offers.
+    pub features: u64,
 }
 
 impl Duplex {
     fn new(parts: LinkParts, options: &Settings) -> Result<Duplex> {
-        let LinkParts { requests, replies, bytes_max } = parts;
+        let LinkParts { requests, replies, bytes_max, features } = parts;
         let sender = Sender::new(requests, replies.doorbells.clone(), options)?;
-        Ok(Duplex { sender, receiver: Receiver::new(replies, options)?, bytes_max })
+        Ok(Duplex { sender, receiver: Receiver::new(replies, options)?, bytes_max, features })
     }
 }
 

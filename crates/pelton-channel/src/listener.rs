@@ -3,13 +3,14 @@
 use crate::error::{Error, Result};
 use crate::handshake::{Handshake, Pace};
 use crate::name::{Bound, Name};
+use crate::opening::{Waiter, again};
 #[cfg(doc)]
 use crate::options::Options;
 use crate::settings::HANDSHAKE_TIMEOUT;
 use crate::settings::Settings;
 use pelton_lane::failpoint;
 use pelton_os::socket::{accept_at, first_readable};
-use pelton_os::{Descriptor, locked};
+use pelton_os::{Descriptor, Watch, locked};
 use rustix::event::epoll::{self, EventFlags};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,6 +21,8 @@ use std::time::{Duration, Instant};
 const GREETING: Duration = Duration::from_millis(500);
 /// Limit of the peers whose first packet this side waits for at a time.
 const CONNECTED_MAX: usize = 64;
+/// Interval at which an event loop continues while there are that many. A guess.
+const FULL_PAUSE: Duration = Duration::from_millis(10);
 
 /// Waits for connections under a name. Either endpoint may listen. One listener accepts many peers, one after another,
 /// as senders or receivers.
@@ -104,36 +107,14 @@ impl Listener {
         self.inner.bound.is_forked()
     }
 
-    /// Accepts until a handshake succeeds.
-    pub(crate) fn accept<T>(
+    /// Accepts until a handshake succeeds, or the deadline.
+    pub(crate) async fn accept<T, F: Future<Output = Result<T>>>(
         &self,
         deadline: Option<Instant>,
-        handshake: impl FnMut(Handshake) -> Result<T>,
+        waiter: &Waiter,
+        mut handshake: impl FnMut(Handshake) -> F,
     ) -> Result<Option<T>> {
-        let Inner { bound, connected, readable, .. } = &*self.inner;
-        if bound.is_forked() {
-            return Err(Error::Forked);
-        }
-        let mut waiting = std::mem::take(&mut *locked(connected));
-        waiting.iter().for_each(|(handshake, _)| _ = epoll::delete(readable, handshake.socket().as_fd()));
-        let accepted = self.accept_of(&mut waiting, deadline, handshake);
-        // The next call continues with the waiting peers.
-        let event = epoll::EventData::new_u64(0);
-        waiting
-            .retain(|(handshake, _)| epoll::add(readable, handshake.socket().as_fd(), event, EventFlags::IN).is_ok());
-        locked(connected).append(&mut waiting);
-        accepted
-    }
-
-    /// Accepts one of the `connected` peers, or a new one. Waits for the first packets of several peers concurrently,
-    /// so that a silent peer delays no other.
-    fn accept_of<T>(
-        &self,
-        connected: &mut VecDeque<Connected>,
-        deadline: Option<Instant>,
-        mut handshake: impl FnMut(Handshake) -> Result<T>,
-    ) -> Result<Option<T>> {
-        let bound = &self.inner.bound;
+        let Inner { bound, readable, .. } = &*self.inner;
         loop {
             if bound.is_forked() {
                 return Err(Error::Forked);
@@ -142,6 +123,77 @@ impl Listener {
             // Checks the deadline before it accepts a peer: afterwards it would have to disconnect that peer.
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return Ok(None);
+            }
+            let limit = now + HANDSHAKE_TIMEOUT;
+            let begun = match waiter {
+                Waiter::Thread => self.greeted(deadline)?.map(|mut handshake| {
+                    handshake.wait_until(deadline.map_or(limit, |deadline| deadline.min(limit)));
+                    handshake
+                }),
+                Waiter::Loop(watch) => match self.greeted(Some(now))? {
+                    Some(mut handshake) => {
+                        handshake.poll_until(limit);
+                        // Otherwise the loop would not sleep while another peer waits for its turn.
+                        watch.remove(readable.as_fd());
+                        let watched = watch.add_socket(handshake.socket()).and_then(|()| watch.wake_at(Some(limit)));
+                        watched.map_err(Error::system("watching a connection"))?;
+                        Some(handshake)
+                    }
+                    None => {
+                        self.watch_by(watch).map_err(Error::system("watching the listener"))?;
+                        again().await;
+                        None
+                    }
+                },
+            };
+            let Some(begun) = begun else { continue };
+            match handshake(begun).await {
+                Ok(done) => return Ok(Some(done)),
+                // Returns an error of the system. Any other error is the peer's fault, and the peer has received the
+                // reason.
+                Err(error @ Error::System { .. }) => return Err(error),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Has an event loop continue when a peer may have sent its first packet, or has not sent it in time.
+    fn watch_by(&self, watch: &Watch) -> std::io::Result<()> {
+        let Inner { connected, readable, .. } = &*self.inner;
+        let (count, first_silent) = {
+            let connected = locked(connected);
+            (connected.len(), connected.front().map(|(_, until)| *until))
+        };
+        if count < CONNECTED_MAX {
+            watch.add(readable.as_fd())?;
+            return watch.wake_at(first_silent);
+        }
+        // It is readable by a peer that cannot be accepted yet, and so is no reason to continue.
+        watch.remove(readable.as_fd());
+        watch.wake_at(Some(Instant::now() + FULL_PAUSE))
+    }
+
+    /// Waits until a peer has sent its first packet, or the deadline. Accepts connections meanwhile. Takes one step
+    /// even if the deadline has passed.
+    fn greeted(&self, deadline: Option<Instant>) -> Result<Option<Handshake>> {
+        let Inner { connected, readable, .. } = &*self.inner;
+        let mut waiting = std::mem::take(&mut *locked(connected));
+        waiting.iter().for_each(|(handshake, _)| _ = epoll::delete(readable, handshake.socket().as_fd()));
+        let greeted = self.greeted_of(&mut waiting, deadline);
+        // The next call continues with the waiting peers.
+        let event = epoll::EventData::new_u64(0);
+        waiting
+            .retain(|(handshake, _)| epoll::add(readable, handshake.socket().as_fd(), event, EventFlags::IN).is_ok());
+        locked(connected).append(&mut waiting);
+        greeted
+    }
+
+    /// Waits for the first packets of several peers concurrently, so that a silent peer delays no other.
+    fn greeted_of(&self, connected: &mut VecDeque<Connected>, deadline: Option<Instant>) -> Result<Option<Handshake>> {
+        let bound = &self.inner.bound;
+        loop {
+            if bound.is_forked() {
+                return Err(Error::Forked);
             }
             let listener = (connected.len() < CONNECTED_MAX).then(|| bound.as_fd());
             let first_silent = connected.front().map(|(_, until)| *until);
@@ -152,28 +204,26 @@ impl Listener {
             let Some(index) = ready else {
                 let now = Instant::now();
                 connected.retain(|(_, until)| now < *until);
-                continue;
+                match deadline.is_some_and(|deadline| now >= deadline) {
+                    true => return Ok(None),
+                    false => continue,
+                }
             };
-            if let Some((mut greeting, _)) = connected.remove(index) {
-                let deadline =
-                    deadline.map_or(now + HANDSHAKE_TIMEOUT, |deadline| deadline.min(now + HANDSHAKE_TIMEOUT));
-                greeting.wait_until(deadline);
-                match handshake(greeting) {
-                    Ok(done) => return Ok(Some(done)),
-                    // Returns an error of the system. Any other error is the peer's fault, and the peer has received
-                    // the reason.
+            if let Some((greeting, _)) = connected.remove(index) {
+                return Ok(Some(greeting));
+            }
+            if let Some(socket) = accept_at(bound.socket()).map_err(Error::system("accepting a connection"))? {
+                failpoint("connect: accepted");
+                match Handshake::new(socket, Pace::Polled(None), &self.inner.options, bound.name()) {
+                    Ok(handshake) => connected.push_back((handshake, Instant::now() + GREETING)),
+                    // Returns an error of the system, and no fault of the peer.
                     Err(error @ Error::System { .. }) => return Err(error),
-                    Err(_) => continue,
+                    Err(_) => {}
                 }
             }
-            let accepted = accept_at(bound.socket()).map_err(Error::system("accepting a connection"))?;
-            let Some(socket) = accepted else { continue };
-            failpoint("connect: accepted");
-            match Handshake::new(socket, Pace::Polled(None), &self.inner.options, self.inner.bound.name()) {
-                Ok(handshake) => connected.push_back((handshake, Instant::now() + GREETING)),
-                // Returns an error of the system, and no fault of the peer.
-                Err(error @ Error::System { .. }) => return Err(error),
-                Err(_) => {}
+            // A handshake after it would disconnect the peer.
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(None);
             }
         }
     }

@@ -50,6 +50,13 @@ impl Watch {
         }
     }
 
+    /// Undoes [`Watch::add`].
+    pub fn remove(&self, fd: BorrowedFd<'_>) {
+        locked(&self.added).remove(&fd.as_raw_fd());
+        // It may not have been added.
+        let _ = epoll::delete(&*self.epoll, fd);
+    }
+
     /// The operation has ended: not readable any more.
     pub fn end(&self) {
         for fd in std::mem::take(&mut *locked(&self.added)) {

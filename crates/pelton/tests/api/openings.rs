@@ -92,6 +92,75 @@ fn a_sender_and_a_receiver_connect_from_a_loop() {
 }
 
 #[test]
+fn both_endpoints_of_one_thread_connect_and_accept() {
+    let dir = TestDir::new("both_endpoints_of_one_thread_connect_and_accept");
+    let listener = Listener::bind(&dir.name()).unwrap();
+    let mut accepting = listener.start_accept_receiver().unwrap();
+    settle(&mut accepting);
+    let mut connecting = Options::new().start_connect_sender(&dir.name()).unwrap();
+    let (mut sender, mut receiver) = alternate(&mut connecting, &mut accepting);
+    exchange(&mut sender, &mut receiver);
+    assert!(!is_readable(accepting.as_fd()), "what comes later is the receiver's");
+    assert!(matches!(accepting.try_finish(), Err(Error::Refused(_))), "it has ended");
+    let mut accepting = listener.start_accept_sender().unwrap();
+    let mut connecting = Options::new().start_connect_receiver(&dir.name()).unwrap();
+    let (mut receiver, mut sender) = alternate(&mut connecting, &mut accepting);
+    exchange(&mut sender, &mut receiver);
+}
+
+/// Continues both by turns, until both have ended.
+fn alternate<A, B>(first: &mut Opening<A>, second: &mut Opening<B>) -> (A, B) {
+    let (mut of_first, mut of_second) = (None, None);
+    loop {
+        if of_first.is_none() {
+            of_first = first.try_finish().unwrap();
+        }
+        if of_second.is_none() {
+            of_second = second.try_finish().unwrap();
+        }
+        if of_first.is_some() && of_second.is_some() {
+            return of_first.zip(of_second).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_accept_in_a_loop_sleeps_beside_silent_peers_and_half_handshakes() {
+    let dir = TestDir::new("an_accept_in_a_loop_sleeps_beside_silent_peers_and_half_handshakes");
+    let listener = Listener::bind(&dir.name()).unwrap();
+    let mut accepting = listener.start_accept_receiver().unwrap();
+    let silent = raw_connect(&dir.socket());
+    settle(&mut accepting);
+    // One that has begun a handshake, and says no more: another one that has said something waits behind it.
+    let half = raw_connect(&dir.socket());
+    raw_send(&half, &packet(HELLO, SENDER), &[]);
+    settle(&mut accepting);
+    let mut connecting = Options::new().start_connect_sender(&dir.name()).unwrap();
+    settle(&mut connecting);
+    settle(&mut accepting);
+    drop(half);
+    let (mut sender, mut receiver) = alternate(&mut connecting, &mut accepting);
+    exchange(&mut sender, &mut receiver);
+    drop(silent);
+}
+
+#[test]
+fn a_peer_that_came_before_an_accept_was_dropped_is_accepted_by_the_next_one() {
+    let dir = TestDir::new("a_peer_that_came_before_an_accept_was_dropped_is_accepted_by_the_next_one");
+    let listener = Listener::bind(&dir.name()).unwrap();
+    let silent = raw_connect(&dir.socket());
+    let mut accepting = listener.start_accept_receiver().unwrap();
+    settle(&mut accepting);
+    drop(accepting);
+    // It has connected, and was accepted, and says something only now.
+    raw_send(&silent, &packet(HELLO, RECEIVER), &[]);
+    let mut accepting = listener.start_accept_sender().unwrap();
+    settle(&mut accepting);
+    let (bytes, _) = raw_receive(&silent);
+    assert_eq!(kind_of(&bytes), HELLO, "its handshake goes on");
+}
+
+#[test]
 fn an_opening_ends_once_and_its_sender_resumes_by_the_name() {
     let dir = TestDir::new("an_opening_ends_once_and_its_sender_resumes_by_the_name");
     let listener = Listener::bind(&dir.name()).unwrap();
