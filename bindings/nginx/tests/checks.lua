@@ -230,7 +230,7 @@ end
 function checks.a_request_carries_its_traceparent()
     local valid = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     same(svc:call("traceparent", {traceparent = valid}), valid)
-    for _, text in ipairs {"", valid:upper(), valid:gsub("[0-9a-f]", "0")} do
+    for _, text in ipairs {"", valid:upper(), (valid:gsub("[0-9a-f]", "0"))} do
         same(svc:call("traceparent", {traceparent = text}), "none")
     end
     same(svc:call("traceparent", {traceparent = nil}), "none")

@@ -664,6 +664,6 @@ def test_a_refused_peer_is_logged(name: str, caplog: pytest.LogCaptureFixture) -
             until = time.monotonic() + LIMIT
             while not caplog.records and time.monotonic() < until:
                 with pytest.raises(pelton.TimedOut):
-                    receiver.receive(timeout=0.1)
+                    receiver.recv(0.1)
     text = f"refused the peer, process {os.getpid()} of uid {os.getuid()}: a packet of 3 bytes came, wanted at least 80"
     assert caplog.record_tuples == [("pelton", logging.WARNING, text)]
