@@ -120,7 +120,7 @@ pub fn python(what: &str) -> Result<Vec<OsString>> {
 /// whose packages it needs, if one of the systems does.
 pub fn node(what: &str) -> Result<Vec<OsString>> {
     let modules = env::var_os("PELTON_NODE").unwrap_or_default();
-    let side = Path::new(SOURCES).join("node/sides.js");
+    let side = concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/node/bench/sides.js");
     let package = match what {
         "node-undici" => "undici",
         "node-grpc" => "@grpc/grpc-js",

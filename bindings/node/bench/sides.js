@@ -1,6 +1,7 @@
 'use strict';
 // Node in the workloads `stream`, `roundtrip` and `call` of pelton-bench: pelton, and what Node has for messages of its
-// own (child_process IPC, worker threads, a Unix socket with length prefixes), or npm for calls (undici and grpc-js).
+// own (child_process IPC, worker threads, a Unix socket with length prefixes), or npm for calls (undici,
+// @grpc/grpc-js).
 //
 // As their documentation recommends for messages that are bytes: IPC with the advanced serialization, back-pressure by
 // what `send` and `write` return; a worker has none, so its sender lets the loop have a turn after 1,000 messages.
@@ -8,8 +9,8 @@
 // serializers leave bytes as they are. Both use a Unix socket.
 //
 // The first process receives, asks or calls; its child, or worker, sends, answers or serves on its parent's orders. The
-// contract with pelton-bench is that of every side: see ../../src/side.rs and ../../src/payload.rs. The side compares
-// every message's number and size, and every byte of the warm-up's and of a stream's last.
+// contract with pelton-bench is that of every side: see bench/src/side.rs and payload.rs. The side compares every
+// message's number and size, and every byte of the warm-up's and of a stream's last.
 //   node sides.js SYSTEM side JOB
 const { fork } = require('node:child_process');
 const { once } = require('node:events');
