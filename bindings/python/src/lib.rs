@@ -14,6 +14,7 @@ mod error;
 mod files;
 mod handle;
 mod loop_client;
+mod number;
 mod open;
 mod queue;
 mod queue_claims;
@@ -23,6 +24,7 @@ mod receiver;
 mod records;
 mod sender;
 mod service;
+mod view;
 
 use pyo3::pymodule;
 
