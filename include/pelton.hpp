@@ -74,6 +74,8 @@ inline namespace PELTON_CXX_ {
 // One line about the last failed call of this thread; valid until its next call.
 inline const char *error_detail() noexcept { return pelton_error_detail(); }
 inline std::uint32_t version() noexcept { return pelton_version(); }
+// As pelton_set_log: any thread may call `log`, which must call no pelton function.
+inline void set_log(pelton_log log, void *context = nullptr) noexcept { pelton_set_log(log, context); }
 
 #ifdef __cpp_lib_expected
 template <typename T> using expected = std::expected<T, std::error_code>;
@@ -657,6 +659,12 @@ public:
                                                  std::uint32_t flags = 0) noexcept {
         return get<std::uint64_t>(pelton_client_submit, request.data(), request.size(), flags, until.ns());
     }
+    // With the span of which the call is a part, or nullptr.
+    [[nodiscard]] expected<std::uint64_t> submit_traced(bytes request, const char *traceparent,
+                                                        deadline until = forever, std::uint32_t flags = 0) noexcept {
+        return get<std::uint64_t>(pelton_client_submit_traced, request.data(), request.size(), traceparent, flags,
+                                  until.ns());
+    }
     [[nodiscard]] expected<void> notify(bytes message, deadline until = forever) noexcept {
         return check(pelton_client_notify, message.data(), message.size(), until.ns());
     }
@@ -703,6 +711,11 @@ public:
     }
     // The responder must not be moved before the reservation is used.
     [[nodiscard]] expected<reply_reservation> reserve(std::size_t size) noexcept;
+    // The traceparent of the request; empty if it came without.
+    std::string traceparent() const {
+        char text[PELTON_TRACEPARENT_SIZE];
+        return pelton_responder_traceparent(handle_.get(), text) == 1 ? text : std::string();
+    }
     bool is_cancelled() const noexcept { return pelton_responder_is_cancelled(handle_.get()) == 1; }
 
 private:

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use clap::{ArgMatches, Command};
 
 use crate::{
@@ -23,7 +23,7 @@ pub struct Measurement {
 
 impl Measurement {
     /// Reads the subcommand; None if it is no workload.
-    pub fn of(matches: &ArgMatches) -> Option<Result<Measurement, String>> {
+    pub fn of(matches: &ArgMatches) -> Option<Result<Measurement>> {
         let (name, matches) = matches.subcommand()?;
         let workload = WORKLOADS.iter().find(|workload| workload.name == name)?;
         Some((workload.plan)(matches).and_then(|(plan, output)| {
@@ -38,7 +38,7 @@ impl Measurement {
         let matches = COMMAND.clone().try_get_matches_from(std::iter::once("pelton-bench").chain(words.split(' ')))?;
         Measurement::of(&matches)
             .with_context(|| format!("`{words}` is no workload"))?
-            .map_err(|error| anyhow!("{words}: {error}"))
+            .with_context(|| words.to_string())
     }
 }
 

@@ -1,13 +1,18 @@
-//! C programs that the benchmark compiles at their first use, into cargo's target directory, beside this program.
+//! Programs that the benchmark runs to their end, and C code that it compiles at its first use, into cargo's target
+//! directory, beside this program.
 
 use std::{
     env, fs,
     io::Write,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use anyhow::{Context, Result, bail};
+use libloading::{
+    AsFilename,
+    os::unix::{Library, RTLD_NOW},
+};
 
 /// FNV-1a, 64 bits: enough to distinguish sources.
 pub fn fingerprint(source: &str) -> String {
@@ -63,4 +68,38 @@ pub fn compile(name: &str, source: &str, flags: &[&str], libraries: &[&str]) -> 
     handed.with_context(|| format!("handing {name} to cc"))?;
     fs::rename(&temporary, &place).with_context(|| format!("renaming a file to {}", place.display()))?;
     Ok(place)
+}
+
+/// Loads a shared object, for as long as this process lives.
+pub fn load(path: impl AsFilename) -> Result<&'static Library> {
+    // SAFETY: the object is responsible for its initialisers, and is never unloaded.
+    let library = unsafe { Library::open(Some(path), RTLD_NOW) }?;
+    Ok(Box::leak(Box::new(library)))
+}
+
+/// Runs it to its end, and returns what it printed; the error has its error output.
+pub fn output(command: &mut Command) -> Result<String> {
+    let name = Path::new(command.get_program()).display().to_string();
+    let done = command.stdin(Stdio::null()).output().with_context(|| format!("starting `{name}`: is it installed?"))?;
+    if !done.status.success() {
+        let said = [&done.stdout[..], &done.stderr[..]].concat();
+        let said = String::from_utf8_lossy(&said);
+        let lines: Vec<&str> = said.lines().filter(|line| line.to_lowercase().contains("error")).take(3).collect();
+        let said = if lines.is_empty() { said.trim().to_string() } else { lines.join("; ") };
+        bail!("`{name}` failed ({}): {}", done.status, said.chars().take(600).collect::<String>());
+    }
+    Ok(String::from_utf8_lossy(&done.stdout).trim().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_build_is_reported_with_its_error_output() {
+        let error = output(Command::new("sh").args(["-c", "echo 'error: no luck' >&2; exit 3"])).unwrap_err();
+        assert!(error.to_string().contains("no luck"), "{error}");
+        let error = output(&mut Command::new("/nowhere/at-all")).unwrap_err();
+        assert!(format!("{error:#}").contains("is it installed"), "{error:#}");
+    }
 }

@@ -14,7 +14,8 @@ pub const THERE: &str = "there";
 /// The channel of a round trip's way back.
 pub const BACK: &str = "back";
 
-/// A transport between two processes that know the same directory.
+/// A transport between two processes that know the same directory. If its two directions share a connection, it has
+/// `both` and nothing else; otherwise the other two.
 pub trait Transport {
     /// The sending endpoint.
     type Sending: Sending;
@@ -22,10 +23,14 @@ pub trait Transport {
     type Receiving: Receiving;
 
     /// The sending endpoint of the channel of that name: [`THERE`], or of the way back. Waits for the other side.
-    fn sending(job: &Job, direction: &str) -> Result<Self::Sending>;
+    fn sending(job: &Job, _direction: &str) -> Result<Self::Sending> {
+        Ok(Self::both(job)?.0)
+    }
 
     /// The receiving endpoint. Waits for the other side.
-    fn receiving(job: &Job, direction: &str) -> Result<Self::Receiving>;
+    fn receiving(job: &Job, _direction: &str) -> Result<Self::Receiving> {
+        Ok(Self::both(job)?.1)
+    }
 
     /// There and back, both endpoints of `job.role`, asker or answerer. Waits for the other side.
     fn both(job: &Job) -> Result<(Self::Sending, Self::Receiving)> {

@@ -8,11 +8,10 @@ use std::{
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
-    process::ExitCode,
 };
 
 use anyhow::{Context, Result, bail};
-use clap::Parser;
+use clap::Args;
 use serde_json::Value;
 
 use crate::{
@@ -21,9 +20,8 @@ use crate::{
 };
 
 /// Writes the figures of README.md and COMPARE.md from a results file
-#[derive(Parser, Debug)]
-#[command(name = "pelton-bench figures", max_term_width = 120)]
-struct Arguments {
+#[derive(Args, Debug)]
+pub struct Arguments {
     /// The output of `./run bench all`
     results: PathBuf,
 
@@ -39,19 +37,8 @@ struct Arguments {
     report: Option<PathBuf>,
 }
 
-/// Runs the command line after `figures`.
-pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
-    let arguments = Arguments::parse_from(std::iter::once("pelton-bench figures".to_string()).chain(arguments));
-    match write_all(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("pelton-bench: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn write_all(arguments: &Arguments) -> Result<()> {
+/// Writes them.
+pub fn write_all(arguments: &Arguments) -> Result<()> {
     let lines = results::read(&arguments.results)?;
     if let Some(reason) = draft(&lines[0]["machine"]).filter(|_| !arguments.draft) {
         bail!(

@@ -13,14 +13,14 @@ use std::{
         unix::fs::{FileExt as _, OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
-    process::{Child, Command, ExitCode, Stdio},
+    process::{Child, Command, Stdio},
     sync::Arc,
     thread,
     time::Instant,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use clap::{Parser, ValueEnum};
+use clap::{Args, ValueEnum};
 use io_uring::{IoUring, opcode, types};
 use pelton::file::{Buffer, Engine, EngineOptions, Open, Operation, Tail};
 
@@ -29,15 +29,14 @@ use crate::{
     measure::CallCounter,
     run::Load,
     statistics::{Ratio, median, paired_ratio},
-    systems::{c, erlang::Erlang},
+    systems::c,
 };
 
 /// Measures pelton's files beside the system's own calls, and the io-uring crate used directly
 ///
 /// Figures are medians over the runs; ratios are of pelton to each other system, run by run.
-#[derive(Parser, Debug)]
-#[command(name = "pelton-bench file", max_term_width = 120)]
-struct Arguments {
+#[derive(Args, Debug)]
+pub struct Arguments {
     /// The parts [default: all]
     #[arg(value_enum)]
     parts: Vec<Part>,
@@ -45,14 +44,6 @@ struct Arguments {
     /// Where the program creates its files, in a directory that it removes at the end
     #[arg(long, value_name = "DIR", default_value = "/tmp")]
     dir: PathBuf,
-
-    /// Erlang: messages that wait in the process's mailbox; of several numbers the part `erlang` is measured with each
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "0")]
-    mailbox: Vec<usize>,
-
-    /// Erlang: how much erlang-cold reads
-    #[arg(long, value_name = "MIB", default_value_t = 1024)]
-    mib: usize,
 
     /// Runs of each system
     #[arg(long, value_name = "N", default_value_t = 9)]
@@ -85,31 +76,11 @@ enum Part {
     Loop,
     /// The same by libuv's loop: the median lateness of its timers, in microseconds, and of a loop without other work
     LoopTimers,
-    /// Erlang: 10 MiB written in blocks of 4 KiB and read back by pread, in seconds, with --mailbox messages waiting;
-    /// of the single reads and writes the median, the 99th percentile and the longest
-    Erlang,
-    /// Erlang: 4 KiB from the page cache: nanoseconds a read
-    ErlangCached,
-    /// Erlang: 4 KiB past the page cache: reads a second, 64 in flight of one process (pelton-erlang), or one in each
-    /// of 64
-    ErlangDirect,
-    /// Erlang: 1 GiB read past the page cache, in blocks of 64 KiB: how often a scheduler was blocked for 1 ms and
-    /// longer, by system_monitor's long_schedule; the longest block in milliseconds, and the seconds of all
-    ErlangCold,
-    /// Erlang: 256 bytes to a thread of Rust and back: nanoseconds a message, 64 in flight, and by gen_tcp with
-    /// {packet, 4} on a Unix socket
-    ErlangMessages,
-    /// Erlang: a call of 256 bytes to a service in Rust, one at a time, likewise
-    ErlangCall,
 }
 
 impl Part {
     fn name(self) -> String {
         self.to_possible_value().expect("none is skipped").get_name().to_owned()
-    }
-
-    fn is_erlang(self) -> bool {
-        self.name().starts_with("erlang")
     }
 }
 
@@ -124,54 +95,20 @@ struct Report {
     extra: BTreeMap<String, f64>,
 }
 
-/// Runs the workload `file`, with its own command line.
-pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
-    let arguments = Arguments::parse_from(std::iter::once("pelton-bench file".to_owned()).chain(arguments));
-    match measure(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("pelton-bench file: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn measure(arguments: &Arguments) -> Result<()> {
+/// Measures the parts, and prints their figures.
+pub fn measure(arguments: &Arguments) -> Result<()> {
     let place = tempfile::Builder::new().prefix("pelton-bench-file").tempdir_in(&arguments.dir)?;
     let parts = if arguments.parts.is_empty() { Part::value_variants() } else { &arguments.parts };
-    let erlang = parts.iter().any(|part| part.is_erlang()).then(Erlang::new).transpose();
-    let erlang = match erlang {
-        // The user did not name this part.
-        Err(error) if arguments.parts.is_empty() => {
-            eprintln!("pelton-bench file: Erlang is skipped: {error:#}");
-            None
-        }
-        erlang => erlang?,
-    };
     let _load = Load::start(arguments.beside_load);
-    let several = |part: Part| if part == Part::Erlang { &arguments.mailbox[..] } else { &arguments.mailbox[..1] };
-    for (part, mailbox) in parts.iter().flat_map(|&part| several(part).iter().map(move |mailbox| (part, *mailbox))) {
-        if part.is_erlang() && erlang.is_none() {
-            continue;
-        }
+    for &part in parts {
         let units: &[&str] = match part {
-            Part::Erlang => &[
-                "seconds",
-                "us of an operation, median",
-                "us of an operation, 99th percentile",
-                "us of the longest operation",
-            ],
-            Part::ErlangCold => &["events of 1 ms or longer", "ms of the longest event", "seconds"],
-            Part::ErlangMessages | Part::ErlangCall => &["ns there and back"],
-            Part::Cached | Part::Loops | Part::ErlangCached => &["ns a read"],
-            Part::Direct | Part::ErlangDirect => &["reads a second"],
+            Part::Cached | Part::Loops => &["ns a read"],
+            Part::Direct => &["reads a second"],
             Part::Append => &["messages a second"],
             Part::Loop => &["us of CPU in the longest callback", "us by the clock in the longest callback"],
             Part::LoopTimers => &["us late, a timer in the middle"],
         };
         let mut extra = match part {
-            Part::Erlang => BTreeMap::from([("messages in the mailbox".to_owned(), mailbox as f64)]),
-            Part::ErlangCold => BTreeMap::from([("MiB".to_owned(), arguments.mib as f64)]),
             Part::Append => append_calls(place.path())?,
             _ => BTreeMap::new(),
         };
@@ -180,7 +117,7 @@ fn measure(arguments: &Arguments) -> Result<()> {
         }
         let report = |unit: &&'static str| Report { part, unit, runs: Vec::new(), extra: extra.clone() };
         let mut reports: Vec<Report> = units.iter().map(report).collect();
-        for run in 0..arguments.runs {
+        for _ in 0..arguments.runs {
             let figures = match part {
                 Part::Cached => vec![cached(place.path(), &["pread", "pelton", "pelton-submit"])?],
                 Part::Loops => vec![cached(place.path(), &["pelton-submit", "libuv-fs", "tokio-fs"])?],
@@ -188,10 +125,6 @@ fn measure(arguments: &Arguments) -> Result<()> {
                 Part::Append => vec![append(place.path())?],
                 Part::Loop => event_loop(place.path())?.into(),
                 Part::LoopTimers => vec![loop_timers(place.path())?],
-                _ => {
-                    let erlang = erlang.as_ref().context("it was made above")?;
-                    erlang.run(&part.name(), place.path(), mailbox, run, arguments.mib)?
-                }
             };
             reports.iter_mut().zip(figures).for_each(|(report, figures)| report.runs.push(figures));
         }
@@ -211,12 +144,10 @@ impl Report {
         let name = self.part.name();
         let systems: Vec<&str> = self.runs[0].keys().copied().collect();
         let middle = |system: &str| median(self.of(system).into_iter().flatten().collect()).unwrap_or(f64::NAN);
-        // There may be no events.
-        let compared = self.part != Part::ErlangCold;
         // The separate iterations of a loop have no counterparts.
         let is_separate = |system: &str| system.ends_with("-switched") || system.ends_with("-empty");
         let whole = || systems.iter().filter(|system| !is_separate(system));
-        let pelton = whole().filter(|system| compared && system.starts_with("pelton"));
+        let pelton = whole().filter(|system| system.starts_with("pelton"));
         let ratios: BTreeMap<String, Ratio> = pelton
             .flat_map(|ours| whole().filter(|other| !other.starts_with("pelton")).map(move |other| (ours, other)))
             .filter_map(|(ours, other)| {
@@ -233,7 +164,6 @@ impl Report {
         writeln!(out, "{name}: {} (median of {})", self.unit, self.runs.len())?;
         for system in &systems {
             let figure = middle(system);
-            // Seconds are small numbers.
             let decimals = if figure < 100.0 { 4 } else { 1 };
             let all = || self.of(system).into_iter().flatten();
             let (least, most) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
@@ -343,13 +273,14 @@ struct Libuv(Child);
 
 impl Libuv {
     fn start(path: &Path) -> Result<Option<Libuv>> {
-        let program = match compiled::compile("uvfs.c", include_str!("../c/uvfs.c"), &["-O2"], &["-luv"]) {
-            Ok(program) => program,
-            Err(error) => {
-                eprintln!("pelton-bench file: libuv-fs is skipped: {error:#}: on Debian, install libuv1-dev");
-                return Ok(None);
-            }
-        };
+        let program =
+            match compiled::compile("uvfs.c", include_str!("../../bindings/c/bench/uvfs.c"), &["-O2"], &["-luv"]) {
+                Ok(program) => program,
+                Err(error) => {
+                    eprintln!("pelton-bench file: libuv-fs is skipped: {error:#}: on Debian, install libuv1-dev");
+                    return Ok(None);
+                }
+            };
         let child = Command::new(program)
             .arg(path)
             .arg(IN_FLIGHT.to_string())
@@ -672,7 +603,7 @@ fn loop_by_uv(how: &str, place: &Path) -> Result<UvLoop> {
 }
 
 fn uv_loop(arguments: &[&str]) -> Result<UvLoop> {
-    let mut program = c::program("uvloop.c", include_str!("../c/uvloop.c"))?;
+    let mut program = c::program("uvloop.c", include_str!("../../bindings/c/bench/uvloop.c"))?;
     let done = program.args(arguments).stderr(Stdio::inherit()).output().context("starting uvloop")?;
     ensure!(done.status.success(), "uvloop {arguments:?} failed");
     let text = String::from_utf8(done.stdout)?;

@@ -9,7 +9,7 @@
 //! - `commands.rs`: the command line; `figures.rs`, `file.rs`: commands of their own.
 
 pub mod commands;
-mod compiled;
+pub mod compiled;
 pub mod endpoints;
 pub mod figures;
 pub mod file;

@@ -9,7 +9,7 @@ mod suite;
 use std::{io::Write, process::ExitCode};
 
 use anyhow::Result;
-use clap::{Command, error::ErrorKind};
+use clap::{ArgMatches, Command, FromArgMatches, Subcommand, error::ErrorKind};
 
 use pelton_bench::{
     commands::{self, Measurement},
@@ -20,18 +20,19 @@ use pelton_bench::{
     systems,
 };
 
-/// The commands that measure no workload, or several; all but the last have command lines of their own.
-const OTHERS: [(&str, &str); 5] = [
-    ("file", "Files, beside the system's own calls and the io-uring crate"),
-    ("all", "All workloads: the results of README and COMPARE.md, and their page"),
-    ("figures", "Writes the figures of README and COMPARE.md from a results file"),
-    ("regress", "Compares the hot paths of two commits, by runs that take turns"),
-    ("systems", "Lists the systems, and the workloads in which each has a part"),
-];
+/// The commands that measure no workload, or several.
+#[derive(Subcommand)]
+enum Other {
+    File(file::Arguments),
+    All(suite::Arguments),
+    Figures(figures::Arguments),
+    Regress(regress::Arguments),
+    /// Lists the systems, and the workloads in which each has a part
+    Systems,
+}
 
 fn command() -> Command {
-    let others = OTHERS.map(|(name, about)| Command::new(name).about(about));
-    commands::command()
+    Other::augment_subcommands(commands::command())
         .version(env!("CARGO_PKG_VERSION"))
         .about("Measures pelton beside the machine's limits, pipes, sockets and other libraries")
         .long_about(
@@ -39,38 +40,42 @@ fn command() -> Command {
              Each run starts fresh processes on the first two CPUs, and the systems take turns. Figures are medians over \
              the runs; ratios are of the first system to each other, run by run.",
         )
-        .subcommands(others)
 }
 
 fn main() -> ExitCode {
     if let Some(ended) = side::run_if_side(systems::side) {
         return ended;
     }
-    let rest = std::env::args().skip(2);
-    match std::env::args().nth(1).as_deref() {
-        Some("file") => return file::main(rest),
-        Some("regress") => return regress::main(rest),
-        Some("all") => return suite::main(rest),
-        Some("figures") => return figures::main(rest),
-        _ => {}
-    }
-    let done = match Measurement::of(&command().get_matches()) {
-        None => list(),
+    let matches = command().get_matches();
+    let done = match Measurement::of(&matches) {
+        None => other(&matches),
         Some(Ok(measurement)) => measure(&measurement),
-        Some(Err(error)) => command().error(ErrorKind::ValueValidation, error).exit(),
+        Some(Err(error)) => command().error(ErrorKind::ValueValidation, format!("{error:#}")).exit(),
     };
     done.unwrap_or_else(|error| {
         eprintln!("pelton-bench: {error:#}");
-        ExitCode::FAILURE
+        // Of `regress`, 1 says that a path is slower.
+        ExitCode::from(if matches.subcommand_name() == Some("regress") { 2 } else { 1 })
     })
 }
 
-fn list() -> Result<ExitCode> {
+fn other(matches: &ArgMatches) -> Result<ExitCode> {
+    match Other::from_arg_matches(matches)? {
+        Other::File(arguments) => file::measure(&arguments)?,
+        Other::All(arguments) => return suite::measure(&arguments),
+        Other::Figures(arguments) => figures::write_all(&arguments)?,
+        Other::Regress(arguments) => return regress::compare(&arguments),
+        Other::Systems => list()?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list() -> Result<()> {
     let mut out = std::io::stdout().lock();
     for system in systems::all() {
         writeln!(out, "{}\n    {}\n    {}", system.name, system.about, system.elsewhere())?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// 0 when something was measured, 1 when nothing could be, 130 when interrupted. Bad arguments are 2, by clap.
@@ -81,7 +86,7 @@ fn measure(Measurement { plan, systems, output }: &Measurement) -> Result<ExitCo
     let command = std::iter::once("./run bench".to_string()).chain(std::env::args().skip(1));
     let command = command.collect::<Vec<_>>().join(" ");
     let mut lines = vec![results::machine(&command, interrupted)];
-    lines.extend(results::lines(&report, &command)?);
+    lines.extend(report.lines(&command)?);
     if let Some(place) = &output.results {
         results::write(place, &lines)?;
     }
@@ -90,7 +95,7 @@ fn measure(Measurement { plan, systems, output }: &Measurement) -> Result<ExitCo
     }
     let mut out = std::io::stdout().lock();
     if output.json {
-        report.write_json(&mut out)?;
+        lines[1..].iter().try_for_each(|line| writeln!(out, "{line}"))?;
     } else {
         report.write_table(&mut out)?;
     }
@@ -109,9 +114,9 @@ mod tests {
 
     use super::*;
 
-    fn parsed(words: &str) -> Result<Measurement, String> {
+    fn parsed(words: &str) -> Result<Measurement> {
         let matches = command().try_get_matches_from(std::iter::once("pelton-bench").chain(words.split(' ')));
-        Measurement::of(&matches.map_err(|error| error.to_string())?).unwrap()
+        Measurement::of(&matches?).unwrap()
     }
 
     fn plan(words: &str) -> (Plan, usize) {
@@ -137,7 +142,6 @@ mod tests {
             ("call --in-flight 1000 --size 5000000", 5_000_000, 50_000, Wait::Spin, 3),
             ("call --rate 1", 64, 5, Wait::Block, 2),
             ("append", 16, 25_600_000, Wait::Block, 6),
-            ("append --work 2000", 16, 1_000_000, Wait::Block, 6),
             ("append --file /", 256, 1_000_000, Wait::Block, 2),
             ("stream --placement together", 256, 5_000_000, Wait::Block, 6),
         ] {
@@ -175,11 +179,11 @@ mod tests {
             ("call --clients 2 --size 7", "wanted 8 or more"),
             ("call --clients 5 --count 4", "at least one for each"),
             ("call --in-flight 2 --delay 20", "leave out --clients and --in-flight"),
-            ("call --rate 5 --beside-flood", "use one of them"),
+            ("call --rate 5 --beside-flood", "cannot be used with"),
             ("append --size 1..16", "wanted one size"),
             ("append --count 5000000000", "32 bits"),
         ] {
-            let error = parsed(words).err().unwrap_or_else(|| panic!("{words} is taken"));
+            let error = parsed(words).err().unwrap_or_else(|| panic!("{words} is taken")).to_string();
             assert!(error.contains(wanted), "{words}: {error}");
         }
     }

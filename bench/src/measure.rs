@@ -142,15 +142,8 @@ impl CallCounter {
         // The calling thread makes all these calls, so the code opens its counter last and reads it first.
         let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         tasks.retain(|task| *task != own);
-        let mut counters = vec![];
-        for task in tasks {
-            match CallCounter::open(task as i32) {
-                // The thread may have ended meanwhile.
-                Err(error) if error.is::<Gone>() => {}
-                counter => counters.push(counter?),
-            }
-        }
-        counters.push(CallCounter::open(0)?);
+        let mut counters = CallCounter::of_tasks(tasks)?;
+        counters.extend(CallCounter::open(0)?);
         counters.reverse();
         Ok(CallCounter { counters, own: 1 })
     }
@@ -161,11 +154,15 @@ impl CallCounter {
         for pid in pids {
             tasks_of(*pid, &mut tasks)?;
         }
-        let counters = tasks.into_iter().map(|task| CallCounter::open(task as i32)).collect::<Result<_>>()?;
-        Ok(CallCounter { counters, own: 0 })
+        Ok(CallCounter { counters: CallCounter::of_tasks(tasks)?, own: 0 })
     }
 
-    fn open(task: i32) -> Result<fs::File> {
+    fn of_tasks(tasks: Vec<u32>) -> Result<Vec<fs::File>> {
+        tasks.into_iter().filter_map(|task| CallCounter::open(task as i32).transpose()).collect()
+    }
+
+    /// None if the task has ended meanwhile.
+    fn open(task: i32) -> Result<Option<fs::File>> {
         let places = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"]
             .map(|place| format!("{place}/events/raw_syscalls/sys_enter/id"));
         let Some(id) = places.iter().find_map(|place| fs::read_to_string(place).ok()) else {
@@ -195,13 +192,13 @@ impl CallCounter {
         if fd < 0 {
             let error = io::Error::last_os_error();
             if error.raw_os_error() == Some(libc::ESRCH) {
-                return Err(Gone.into());
+                return Ok(None);
             }
             bail!("perf_event_open refused to count system calls ({error}): run as root or with CAP_PERFMON");
         }
         // SAFETY: the kernel has just created this descriptor for us; no other code owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-        Ok(fs::File::from(fd))
+        Ok(Some(fs::File::from(fd)))
     }
 
     /// Returns the count. The call that reads it does not count.
@@ -215,18 +212,6 @@ impl CallCounter {
         Ok(sum.saturating_sub(self.own))
     }
 }
-
-/// A task that the counter should follow has ended.
-#[derive(Debug)]
-struct Gone;
-
-impl std::fmt::Display for Gone {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a task whose system calls were to be counted is gone")
-    }
-}
-
-impl std::error::Error for Gone {}
 
 /// A process's threads, and those of its children.
 fn tasks_of(pid: u32, tasks: &mut Vec<u32>) -> Result<()> {

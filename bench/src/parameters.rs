@@ -285,8 +285,6 @@ pub struct Process {
     pub is_foreign: bool,
     /// The program is the service of its calls only: the client is this program
     pub is_service_only: bool,
-    /// It has processes of its own, which it must outlive for a moment
-    pub is_guard: bool,
     /// Its files are in shared memory, where that is possible
     pub in_shared_memory: bool,
 }
@@ -311,7 +309,7 @@ pub struct Job {
     /// Microseconds that each side of a round trip busy-waits before it sends
     pub delay_us: u64,
     /// The work of the receiver and the sender of a lopsided channel for each message, in steps of
-    /// [`work`](crate::side::work); the first is also each appending thread's
+    /// [`work`](crate::side::work)
     pub work_steps: [u64; 2],
     /// Processes that send in a fan-in, or call
     pub senders: u32,
@@ -357,7 +355,7 @@ impl Job {
     /// There and back: the names of the direction this side sends on and of the one it receives on, as its other side
     /// has them.
     pub fn directions(&self) -> (&'static str, &'static str) {
-        if self.role == Role::Asker { ("there", "back") } else { ("back", "there") }
+        if self.role.listens() { ("back", "there") } else { ("there", "back") }
     }
 
     /// The value of an option that only its workload has.

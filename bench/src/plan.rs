@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, env, ffi::OsString, fmt, path::PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use serde_json::{Map, Value, json};
 
@@ -72,7 +72,6 @@ pub const SYSTEM: System = System {
         is_both: false,
         is_unpinned: false,
         is_foreign: false,
-        is_guard: false,
         is_service_only: false,
         in_shared_memory: false,
     },
@@ -265,7 +264,7 @@ pub struct Workload {
     /// Adds its options
     pub command: fn(Command) -> Command,
     /// Reads them
-    pub plan: fn(&ArgMatches) -> Result<(Plan, Output), String>,
+    pub plan: fn(&ArgMatches) -> Result<(Plan, Output)>,
 }
 
 /// The options that only one workload has, as clap reads them. The comment of their type is the help of the subcommand.
@@ -274,7 +273,7 @@ pub trait Options: Args {
     const NAME: &str;
 
     /// Checks them and those of all workloads
-    fn plan(&self, common: &Common) -> Result<Plan, String>;
+    fn plan(&self, common: &Common) -> Result<Plan>;
 }
 
 /// The workload with those options.
@@ -283,9 +282,8 @@ pub const fn workload<O: Options>() -> Workload {
         name: O::NAME,
         command: |command| O::augment_args(Common::augment_args(command)),
         plan: |matches| {
-            let own = O::from_arg_matches(matches).map_err(|error| error.to_string())?;
-            let common = Common::from_arg_matches(matches).map_err(|error| error.to_string())?;
-            Ok((own.plan(&common)?, common.output))
+            let common = Common::from_arg_matches(matches)?;
+            Ok((O::from_arg_matches(matches)?.plan(&common)?, common.output))
         },
     }
 }
@@ -392,29 +390,24 @@ pub const ONE_WAY: Defaults = Defaults {
 
 impl Common {
     /// The plan, of `count` messages if the command line says nothing else, with the options of all workloads checked.
-    pub fn plan(&self, defaults: &Defaults, count: impl FnOnce(SizeRange) -> u64) -> Result<Plan, String> {
+    pub fn plan(&self, defaults: &Defaults, count: impl FnOnce(SizeRange) -> u64) -> Result<Plan> {
         let sizes = self.size.unwrap_or(SizeRange::fixed(defaults.size));
         let capacity = self.capacity.unwrap_or(defaults.capacity);
         // Larger requests and replies travel in pieces.
-        if defaults.kind != Kind::Call && u64::from(sizes.max) + 32 > capacity / 2 {
-            return Err(format!(
-                "found messages of {} bytes in lanes of {capacity}, wanted at most half the capacity less 32: write --capacity {} or more",
-                sizes.max,
-                (2 * (u64::from(sizes.max) + 32)).next_power_of_two()
-            ));
-        }
+        ensure!(
+            defaults.kind == Kind::Call || u64::from(sizes.max) + 32 <= capacity / 2,
+            "found messages of {} bytes in lanes of {capacity}, wanted at most half the capacity less 32: write --capacity {} or more",
+            sizes.max,
+            (2 * (u64::from(sizes.max) + 32)).next_power_of_two()
+        );
         let most = self.seconds.map(|_| i32::MAX as u64); // the largest count of limits.c
         let count = self.count.or(most).unwrap_or_else(|| count(sizes));
         // Deadlines and totals are computed from it: stay far from overflow.
-        if count == 0 || count > 1 << 40 {
-            return Err(format!("found --count {count}, wanted 1 to {}", 1u64 << 40));
+        ensure!((1..=1 << 40).contains(&count), "found --count {count}, wanted 1 to {}", 1u64 << 40);
+        if let Some(seconds) = self.seconds {
+            ensure!((0.001..=600.0).contains(&seconds), "found --seconds {seconds}, wanted 0.001 to 600");
         }
-        if let Some(seconds) = self.seconds.filter(|seconds| !(0.001..=600.0).contains(seconds)) {
-            return Err(format!("found --seconds {seconds}, wanted 0.001 to 600"));
-        }
-        if self.runs == 0 {
-            return Err("found --runs 0, wanted at least 1".to_string());
-        }
+        ensure!(self.runs > 0, "found --runs 0, wanted at least 1");
         let is_busy = self.placement != Placement::Apart || self.beside_load > 0 || self.quota.is_some();
         let job = Job {
             system: String::new(),
@@ -461,21 +454,20 @@ impl Common {
     }
 
     /// Refuses random sizes.
-    pub fn one_size(&self, what: &str) -> Result<(), String> {
-        match self.size.filter(|sizes| !sizes.is_fixed()) {
-            None => Ok(()),
-            Some(sizes) => Err(format!("found --size {sizes} with {what}, wanted one size")),
+    pub fn one_size(&self, what: &str) -> Result<()> {
+        if let Some(sizes) = self.size {
+            ensure!(sizes.is_fixed(), "found --size {sizes} with {what}, wanted one size");
         }
+        Ok(())
     }
 
     /// Refuses `--seconds` in a workload whose count is not its duration.
-    pub fn no_seconds(&self, what: &str) -> Result<(), String> {
-        match self.seconds {
-            None => Ok(()),
-            Some(_) => Err(format!(
-                "found --seconds with {what}, wanted stream, roundtrip, threads, fan-in or call without a rate: use --count"
-            )),
-        }
+    pub fn no_seconds(&self, what: &str) -> Result<()> {
+        ensure!(
+            self.seconds.is_none(),
+            "found --seconds with {what}, wanted stream, roundtrip, threads, fan-in or call without a rate: use --count"
+        );
+        Ok(())
     }
 }
 

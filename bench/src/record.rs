@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     measure::Usage,
     parameters::{Job, Role},
-    side::{PassReport, Percentiles},
+    side::{NAMED, PassReport},
     statistics::median,
 };
 
@@ -18,21 +18,17 @@ use crate::{
 pub struct Figures(BTreeMap<String, f64>);
 
 impl Figures {
-    /// Sets it, if it is there.
+    /// Sets it, or removes it.
     pub fn set(&mut self, name: &str, value: Option<f64>) {
-        if let Some(value) = value {
-            self.0.insert(name.to_string(), value);
-        }
+        match value {
+            Some(value) => self.0.insert(name.to_string(), value),
+            None => self.0.remove(name),
+        };
     }
 
     /// The figure of that name.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.0.get(name).copied()
-    }
-
-    /// Without that one.
-    pub fn remove(&mut self, name: &str) {
-        self.0.remove(name);
     }
 
     /// Each figure's median of these runs.
@@ -154,14 +150,9 @@ fn by_role(job: &Job, sides: impl IntoIterator<Item = SideFigures>) -> BTreeMap<
     sides.into_iter().enumerate().map(|(index, side)| (name(index), side)).collect()
 }
 
-/// The five percentiles of single rounds.
-pub fn set_percentiles(figures: &mut Figures, percentile: impl Fn(fn(&Percentiles) -> Option<u64>) -> Option<u64>) {
-    let mut set = |name, of: fn(&Percentiles) -> Option<u64>| figures.set(name, percentile(of).map(|ns| ns as f64));
-    set("p50_ns", |p| p.p50_ns);
-    set("p90_ns", |p| p.p90_ns);
-    set("p99_ns", |p| p.p99_ns);
-    set("p999_ns", |p| p.p999_ns);
-    set("p9999_ns", |p| p.p9999_ns);
+/// The percentiles of single rounds.
+pub fn set_percentiles(figures: &mut Figures, percentile: impl Fn(&str) -> Option<u64>) {
+    NAMED.iter().for_each(|(name, _)| figures.set(name, percentile(name).map(|ns| ns as f64)));
 }
 
 /// The figures of a run of messages: for each pass the reports of all sides, the one of the first CPU first.
@@ -212,7 +203,7 @@ pub fn run_of_messages(job: &Job, reports: &[Vec<PassReport>]) -> Run {
         ("sleeps_per_wait", reports[0].iter().filter_map(sleeps).reduce(f64::min)),
         ("resident_bytes", first.resident_bytes.map(|bytes| bytes as f64)),
     ]);
-    set_percentiles(&mut figures, |of| percentiles.and_then(of));
+    set_percentiles(&mut figures, |name| percentiles?.get(name));
     let sides = reports[0].iter().enumerate().map(|(index, report)| SideFigures {
         usage: report.usage,
         syscalls_per_message: calls.as_ref().and_then(|(calls, messages)| {

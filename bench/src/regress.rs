@@ -7,19 +7,21 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, ExitCode, Stdio},
+    process::{Command, ExitCode},
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Parser;
+use clap::Args;
 use serde_json::Value;
 
-use pelton_bench::statistics::{median, paired_ratio};
+use pelton_bench::{
+    compiled::output,
+    statistics::{median, paired_ratio},
+};
 
 /// Compares the hot paths of two commits, by runs that take turns
-#[derive(Parser, Debug)]
-#[command(name = "pelton-bench regress", max_term_width = 120)]
-struct Arguments {
+#[derive(Args, Debug)]
+pub struct Arguments {
     /// The two commits, as git names them; without `..NEW` the second is HEAD
     #[arg(value_name = "OLD..NEW")]
     commits: String,
@@ -47,17 +49,8 @@ const PATHS: [&str; 10] = [
     "append --threads 2 --count 1000000",
 ];
 
-/// Runs the command line after `regress`.
-pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
-    let arguments = Arguments::parse_from(std::iter::once("pelton-bench regress".to_string()).chain(arguments));
-    compare(&arguments).unwrap_or_else(|error| {
-        eprintln!("pelton-bench regress: {error:#}");
-        ExitCode::from(2)
-    })
-}
-
 /// 0 if no path is slower, 1 if one is.
-fn compare(arguments: &Arguments) -> Result<ExitCode> {
+pub fn compare(arguments: &Arguments) -> Result<ExitCode> {
     let (old, new) = arguments.commits.split_once("..").unwrap_or((&arguments.commits, "HEAD"));
     let paths: Vec<&str> =
         PATHS.into_iter().filter(|path| arguments.only.as_ref().is_none_or(|only| path.contains(only))).collect();
@@ -115,12 +108,6 @@ fn built(commit: &str) -> Result<PathBuf> {
         fs::rename(&made, &program).with_context(|| format!("renaming {}", made.display()))?;
     }
     Ok(program)
-}
-
-fn output(command: &mut Command) -> Result<String> {
-    let done = command.stdin(Stdio::null()).output().with_context(|| format!("starting {command:?}"))?;
-    ensure!(done.status.success(), "{command:?} failed: {}", String::from_utf8_lossy(&done.stderr).trim());
-    Ok(String::from_utf8_lossy(&done.stdout).trim().to_string())
 }
 
 /// One run's speed: messages a second, or round trips.

@@ -3,14 +3,13 @@
 use std::{collections::BTreeMap, io::Write};
 
 use anyhow::Result;
-use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     parameters::{Wait, word},
     plan::{Choice, Plan},
     record::{COSTS, Column, Figures, Run},
-    statistics::{Ratio, digits, median, paired_ratio},
+    statistics::{Ratio, digits, paired_ratio},
 };
 
 /// All runs of one system.
@@ -47,50 +46,26 @@ pub struct Report {
     pub systems: Vec<SystemReport>,
 }
 
-#[derive(Serialize)]
-struct SystemLine<'a> {
-    workload: &'a str,
-    system: &'a str,
-    label: String,
-    wait: Wait,
-    version: &'a str,
-    parameters: Value,
-    skipped: &'a Option<String>,
-    #[serde(flatten)]
-    medians: Figures,
-    runs: &'a [Run],
-}
-
-#[derive(Serialize)]
-struct RatioLine<'a> {
-    workload: &'a str,
-    first: Option<String>,
-    figure: Option<&'static str>,
-    ratios: BTreeMap<String, Ratio>,
-}
-
 impl Report {
-    /// One object a line per system, and one of ratios.
-    pub fn write_json(&self, out: &mut impl Write) -> Result<()> {
+    /// One object for each system, and one of ratios, each with the command.
+    pub fn lines(&self, command: &str) -> Result<Vec<Value>> {
         let workload = &self.plan.job.workload;
+        let mut lines = Vec::new();
         for system in &self.systems {
-            let line = SystemLine {
-                workload,
-                system: system.choice.system.name,
-                label: system.choice.to_string(),
-                wait: system.wait,
-                version: &system.version,
-                parameters: self.plan.parameters(system.count, &self.cpus),
-                skipped: &system.skipped,
-                medians: Figures::medians(&system.runs),
-                runs: &system.runs,
-            };
-            writeln!(out, "{}", serde_json::to_string(&line)?)?;
+            let mut line = json!({
+                "workload": workload, "system": system.choice.system.name, "label": system.choice.to_string(),
+                "wait": system.wait, "version": system.version, "skipped": system.skipped, "runs": system.runs,
+                "parameters": self.plan.parameters(system.count, &self.cpus), "command": command,
+            });
+            let medians = serde_json::to_value(Figures::medians(&system.runs))?;
+            line.as_object_mut().expect("it is one").extend(medians.as_object().cloned().unwrap_or_default());
+            lines.push(line);
         }
-        let first = self.systems.first().map(|first| first.choice.to_string());
-        let line = RatioLine { workload, first, figure: self.plan.figure, ratios: self.ratios() };
-        writeln!(out, "{}", serde_json::to_string(&line)?)?;
-        Ok(())
+        lines.push(json!({
+            "workload": workload, "first": self.systems.first().map(|first| first.choice.to_string()),
+            "figure": self.plan.figure, "ratios": self.ratios(), "command": command,
+        }));
+        Ok(lines)
     }
 
     /// Of the first system to each other, for the workload's first figure.
@@ -106,7 +81,7 @@ impl Report {
 
     /// As a table.
     pub fn write_table(&self, out: &mut impl Write) -> Result<()> {
-        let Plan { runs, seconds, figure, .. } = &self.plan;
+        let Plan { runs, seconds, .. } = &self.plan;
         let parameters = self.plan.parameters(self.plan.count, &self.cpus);
         let all = parameters.as_object().into_iter().flatten();
         // The options of calls are an object of their own.
@@ -131,7 +106,6 @@ impl Report {
             rows[0].iter_mut().filter(|title| *title == "CPU s").for_each(|title| *title = "CPU s/million".to_string());
             rows[0].push("count".to_string());
         }
-        rows[0].push("spread".to_string());
         let first = self.systems.first().map(|first| first.choice.to_string()).unwrap_or_default();
         rows[0].push(format!("{first} to this (95 %)"));
         for system in self.systems.iter().filter(|system| !system.runs.is_empty()) {
@@ -149,9 +123,6 @@ impl Report {
             if each_has_its_own {
                 row.push(system.count.to_string());
             }
-            let values: Vec<f64> =
-                figure.iter().flat_map(|name| system.runs.iter().filter_map(|run| run.figures.get(name))).collect();
-            row.push(spread(&values).map(|spread| format!("{:.0} %", spread * 100.0)).unwrap_or_default());
             let ratio = ratios.get(&system.choice.to_string());
             row.push(
                 ratio
@@ -206,25 +177,4 @@ fn write_aligned(out: &mut impl Write, rows: &[Vec<String>]) -> Result<()> {
         writeln!(out, "{}", cells.join("  ").trim_end())?;
     }
     Ok(())
-}
-
-/// Maximum less minimum, as a part of the median.
-pub fn spread(values: &[f64]) -> Option<f64> {
-    if values.len() < 2 {
-        return None;
-    }
-    let smallest = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let largest = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    Some((largest - smallest) / median(values.to_vec())?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_spread_is_relative_to_the_median() {
-        assert_eq!(spread(&[1.0]), None);
-        assert_eq!(spread(&[9.0, 10.0, 11.0]), Some(0.2));
-    }
 }

@@ -5,6 +5,8 @@ use std::{fs, path::Path, process::Command};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
+use crate::compiled::output;
+
 const PAGE: &str = include_str!("report.html");
 /// The place of the results in the page.
 const PLACE: &str = "/*RESULTS*/";
@@ -19,7 +21,7 @@ pub fn machine(command: &str, interrupted: bool) -> Value {
     };
     let uname = rustix::system::uname();
     let git =
-        |arguments: &[&str]| output_of(Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR")]).args(arguments));
+        |arguments: &[&str]| output(Command::new("git").args(["-C", env!("CARGO_MANIFEST_DIR")]).args(arguments)).ok();
     // Except for the results file that this run writes.
     let paths = ["--", ":(top)", ":(top,exclude)bench/results"];
     let changed = git(&[&["status", "--porcelain", "--untracked-files=no"][..], &paths].concat())
@@ -44,35 +46,14 @@ pub fn machine(command: &str, interrupted: bool) -> Value {
         "commit": git(&["rev-parse", "--short", "HEAD"]).map(|commit| {
             if changed { format!("{commit}, with changes") } else { commit }
         }),
-        "rust": output_of(Command::new("rustc").arg("--version")),
+        "rust": output(Command::new("rustc").arg("--version")).ok(),
         "pelton": env!("CARGO_PKG_VERSION"),
     }})
-}
-
-/// A command's output in one line, if the command succeeds.
-fn output_of(command: &mut Command) -> Option<String> {
-    let output = command.output().ok().filter(|output| output.status.success())?;
-    Some(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
 /// Now, in UTC: `2026-11-22 14:03`.
 pub fn date() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M").to_string()
-}
-
-/// The lines of a report as JSON, each with its command.
-pub fn lines(report: &crate::report::Report, command: &str) -> Result<Vec<Value>> {
-    let mut text = Vec::new();
-    report.write_json(&mut text)?;
-    let mut lines: Vec<Value> = text
-        .split(|byte| *byte == b'\n')
-        .filter(|line| !line.is_empty())
-        .map(serde_json::from_slice)
-        .collect::<Result<_, _>>()?;
-    for line in &mut lines {
-        line["command"] = command.into();
-    }
-    Ok(lines)
 }
 
 /// Reads a results file.

@@ -271,8 +271,7 @@ pub fn reports(job: &Job, setting: &Setting<'_>) -> Result<(Job, Vec<Vec<PassRep
         let counts_from_outside = pass.count_calls && process.is_foreign;
         let counter = counts_from_outside.then(|| CallCounter::of_processes(&sides.pids())).transpose()?;
         for side in &early {
-            sides.order_go(*side)?;
-            sides.expect_word(*side, "started")?;
+            sides.order_start(*side)?;
         }
         for side in &late {
             sides.order_go(*side)?;

@@ -4,6 +4,7 @@
 //! reports `ready` and waits for `go`; the side that must be first reports `started`.
 
 use std::{
+    collections::BTreeMap,
     hint::black_box,
     io::{BufRead, Write},
     process::ExitCode,
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     measure::{CallCounter, Usage, now_ns},
-    parameters::{Job, Pass, Role},
+    parameters::{Job, Pass},
 };
 
 /// The first argument of such a process; the second is its [`Job`], as JSON.
@@ -95,19 +96,16 @@ impl PassReport {
 pub struct Percentiles {
     /// Of all
     pub mean_ns: f64,
-    /// Half of the rounds took no longer; null, as those below, unless ten rounds and more did
-    pub p50_ns: Option<u64>,
-    /// 90 %
-    pub p90_ns: Option<u64>,
-    /// 99 %
-    pub p99_ns: Option<u64>,
-    /// 99.9 %
-    pub p999_ns: Option<u64>,
-    /// 99.99 %
-    pub p9999_ns: Option<u64>,
     /// Quantiles and their values, as far as there are enough rounds
     pub ladder: Vec<(f64, u64)>,
+    /// Those of [`NAMED`]; null, unless ten rounds and more took longer
+    #[serde(flatten)]
+    pub named: BTreeMap<String, Option<u64>>,
 }
+
+/// The percentiles that are figures.
+pub const NAMED: [(&str, f64); 5] =
+    [("p50_ns", 0.5), ("p90_ns", 0.9), ("p99_ns", 0.99), ("p999_ns", 0.999), ("p9999_ns", 0.9999)];
 
 /// Quantiles for a plot, evenly spread over 1 / (1 - quantile).
 const LADDER: [f64; 20] = [
@@ -178,11 +176,7 @@ impl Percentiles {
         let named = |quantile| (beyond(quantile) > 9.5).then(|| histogram.value_at_quantile(quantile));
         Percentiles {
             mean_ns: histogram.mean(),
-            p50_ns: named(0.5),
-            p90_ns: named(0.9),
-            p99_ns: named(0.99),
-            p999_ns: named(0.999),
-            p9999_ns: named(0.9999),
+            named: NAMED.map(|(name, quantile)| (name.to_string(), named(quantile))).into(),
             ladder: LADDER
                 .into_iter()
                 .filter(|quantile| beyond(*quantile) >= 1.0)
@@ -190,6 +184,11 @@ impl Percentiles {
                 .chain([(1.0, histogram.max())])
                 .collect(),
         }
+    }
+
+    /// The percentile of that name.
+    pub fn get(&self, name: &str) -> Option<u64> {
+        self.named.get(name).copied().flatten()
     }
 }
 
@@ -206,8 +205,7 @@ pub fn passes(job: &Job, mut pass_once: impl FnMut(&Pass) -> Result<PassReport>)
         if job.role.listens() {
             say(&"started")?;
         }
-        let alone = pass.alone && job.role != Role::Appender;
-        say(&if alone { work_alone(job, pass)? } else { pass_once(pass)? })?;
+        say(&if pass.alone { work_alone(job, pass)? } else { pass_once(pass)? })?;
     }
     order.clear();
     orders.read_line(&mut order).context("waiting for the end")?;
@@ -311,7 +309,7 @@ mod tests {
         let line = serde_json::json!({ "start_ns": 5, "rounds_ns": rounds }).to_string();
         let report = serde_json::from_str::<PassReport>(&line).unwrap().summed_up().unwrap();
         let percentiles = report.percentiles.unwrap();
-        assert_eq!((percentiles.p50_ns, percentiles.p99_ns, percentiles.p999_ns), (Some(500), Some(990), None));
+        assert_eq!(["p50_ns", "p99_ns", "p999_ns"].map(|name| percentiles.get(name)), [Some(500), Some(990), None]);
         assert!(PassReport::default().summed_up().unwrap().percentiles.is_none());
     }
 
@@ -320,8 +318,9 @@ mod tests {
         let mut histogram = histogram().unwrap();
         (1..=1000).for_each(|ns| histogram.record(ns).unwrap());
         let percentiles = Percentiles::of(&histogram);
-        assert_eq!((percentiles.p50_ns, percentiles.p90_ns, percentiles.p99_ns), (Some(500), Some(900), Some(990)));
-        assert_eq!((percentiles.p999_ns, percentiles.p9999_ns), (None, None), "one of a thousand says nothing");
+        // One of a thousand says nothing.
+        let named = NAMED.map(|(name, _)| percentiles.get(name));
+        assert_eq!(named, [Some(500), Some(900), Some(990), None, None]);
         let last: Vec<f64> = percentiles.ladder.iter().rev().take(2).map(|(quantile, _)| *quantile).collect();
         assert_eq!(last, [1.0, 0.999]);
     }

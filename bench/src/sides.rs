@@ -97,12 +97,7 @@ impl Side {
             // SAFETY: between fork and exec the closure makes one system call and allocates nothing. 0 is the writer.
             unsafe { command.pre_exec(move || (&group).write_all(b"0")) };
         }
-        // The guard of limits.c must outlive us for a moment, to end its children; it detects our end by its input.
-        if !job.launch.process.is_guard {
-            let parent = rustix::process::getpid();
-            // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
-            unsafe { command.pre_exec(move || die_with(parent)) };
-        }
+        ends_with_this(&mut command);
         let mut child = command.spawn().with_context(|| format!("starting {}", program[0].display()))?;
         let orders = child.stdin.take();
         let output = File::from(OwnedFd::from(child.stdout.take().expect("it is piped")));
@@ -139,6 +134,13 @@ impl Side {
             .and_then(|_| self.errors.read_to_end(&mut bytes));
         String::from_utf8_lossy(&bytes).split_whitespace().collect::<Vec<_>>().join(" ")
     }
+}
+
+/// The started process will end when this one does, also when this one is killed.
+pub(crate) fn ends_with_this(command: &mut Command) {
+    let parent = rustix::process::getpid();
+    // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
+    unsafe { command.pre_exec(move || die_with(parent)) };
 }
 
 /// Ends the calling process together with `parent`; fails if that is gone already.
@@ -238,14 +240,29 @@ impl<'a> Sides<'a> {
         Ok(())
     }
 
+    /// Starts a receiver and a sender, the sides 0 and 1, and waits until both are ready.
+    pub(crate) fn start_both(&mut self, job: &Job, cpus: &[usize]) -> Result<()> {
+        self.start(job, Role::Receiver, 0, cpus)?;
+        self.start(job, Role::Sender, 0, cpus)?;
+        self.expect_word(0, "ready")?;
+        self.expect_word(1, "ready")
+    }
+
+    /// Orders a side that listens to go, and waits until it has started.
+    pub(crate) fn order_start(&mut self, index: usize) -> Result<()> {
+        self.order_go(index)?;
+        self.expect_word(index, "started")
+    }
+
     /// Starts one more side and lets it do its part.
     pub(crate) fn run_side(&mut self, job: &Job, role: Role, cpus: &[usize]) -> Result<PassReport> {
         let index = self.sides.len();
         self.start(job, role, 0, cpus)?;
         self.expect_word(index, "ready")?;
-        self.order_go(index)?;
         if role.listens() {
-            self.expect_word(index, "started")?;
+            self.order_start(index)?
+        } else {
+            self.order_go(index)?
         }
         self.report(index)
     }

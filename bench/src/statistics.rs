@@ -11,10 +11,6 @@ pub struct Ratio {
     pub min: f64,
     /// The largest
     pub max: f64,
-    /// The lower quartile
-    pub low: f64,
-    /// The upper quartile
-    pub high: f64,
     /// The interval that has the true median in 19 of 20 cases, by a bootstrap over the pairs of runs
     pub interval: (f64, f64),
     /// How many pairs there were
@@ -47,8 +43,6 @@ pub fn paired_ratio(first: &[Option<f64>], other: &[Option<f64>]) -> Option<Rati
         median: median(ratios)?,
         min: *sorted.first()?,
         max: *sorted.last()?,
-        low: quantile(&sorted, 0.25),
-        high: quantile(&sorted, 0.75),
         interval: interval(&sorted)?,
         runs: sorted.len(),
     })
@@ -70,13 +64,6 @@ fn interval(values: &[f64]) -> Option<(f64, f64)> {
     medians.sort_by(f64::total_cmp);
     let outside = RESAMPLES / 40;
     Some((medians[outside], medians[RESAMPLES - 1 - outside]))
-}
-
-/// Interpolated between the two nearest values, of at least one.
-fn quantile(sorted: &[f64], quantile: f64) -> f64 {
-    let at = quantile * (sorted.len() - 1) as f64;
-    let (below, above) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
-    below + (above - below) * at.fract()
 }
 
 /// Three significant digits, and all that are before the point.
@@ -112,7 +99,7 @@ mod tests {
         // have.
         let first = [Some(8.0), Some(4.0), Some(2.0), Some(1.0)];
         let other = [Some(4.0), Some(2.0), Some(1.0)];
-        let all_two = Ratio { median: 2.0, min: 2.0, max: 2.0, low: 2.0, high: 2.0, interval: (2.0, 2.0), runs: 3 };
+        let all_two = Ratio { median: 2.0, min: 2.0, max: 2.0, interval: (2.0, 2.0), runs: 3 };
         assert_eq!(paired_ratio(&first, &other), Some(all_two));
         let ones = [Some(1.0); 5];
         let spread = paired_ratio(&[1.0, 9.0, 2.0, 4.0, 3.0].map(Some), &ones).unwrap();
@@ -121,7 +108,7 @@ mod tests {
         agreed[3] = Some(90.0);
         let narrow = paired_ratio(&agreed, &[Some(1.0); 25]).unwrap();
         assert_eq!((narrow.interval, narrow.max), ((2.0, 2.0), 90.0));
-        assert_eq!((spread.min, spread.low, spread.median, spread.high, spread.max), (1.0, 2.0, 3.0, 4.0, 9.0));
+        assert_eq!((spread.min, spread.median, spread.max), (1.0, 3.0, 9.0));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::Args;
 
 use pelton_bench::{
     commands::Measurement,
@@ -19,9 +19,8 @@ use pelton_bench::{
 };
 
 /// Measures all workloads, and writes the results and their page
-#[derive(Parser, Debug)]
-#[command(name = "pelton-bench all", max_term_width = 120)]
-struct All {
+#[derive(Args, Debug)]
+pub struct Arguments {
     /// The page [default: none]
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
@@ -119,15 +118,6 @@ const PARTS: &[Part] = &[
     Part("call --size 64 --wait block --placement free --seconds 0.1 --runs 3", "pelton,sock-stream"),
 ];
 
-/// Runs the command line after `all`.
-pub fn main(arguments: impl Iterator<Item = String>) -> ExitCode {
-    let all = All::parse_from(std::iter::once("pelton-bench all".to_string()).chain(arguments));
-    measure(&all).unwrap_or_else(|error| {
-        eprintln!("pelton-bench: {error:#}");
-        ExitCode::FAILURE
-    })
-}
-
 /// The command line. A `+` before the systems adds them to the streaming ones.
 fn command_words(part: &Part, short: bool) -> Vec<String> {
     let Part(command, systems) = part;
@@ -170,7 +160,8 @@ fn seconds(Measurement { plan, systems, .. }: &Measurement) -> f64 {
     runs * (each * systems.len() as f64 + slow)
 }
 
-fn measure(all: &All) -> Result<ExitCode> {
+/// Measures them. 1 if nothing could be measured, 130 if interrupted.
+pub fn measure(all: &Arguments) -> Result<ExitCode> {
     let default = (!all.short).then(|| {
         let date = results::date();
         let name = format!("{}-all.jsonl", date.split(' ').next().unwrap_or(&date));
@@ -198,7 +189,7 @@ fn measure(all: &All) -> Result<ExitCode> {
     let command = if all.short { "./run bench all --short" } else { "./run bench all" };
     for (text, Measurement { plan, systems, .. }) in &plans {
         let (report, ended) = run::measure(plan, systems, &interrupts, &bar)?;
-        lines.extend(results::lines(&report, text)?);
+        lines.extend(report.lines(text)?);
         interrupted = ended;
         // After each part: whatever ends the program, the finished parts are in the file.
         keep(all, place.as_deref(), command, ended, &lines)?;
@@ -220,7 +211,7 @@ fn measure(all: &All) -> Result<ExitCode> {
     Ok(if measured { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn keep(all: &All, place: Option<&Path>, command: &str, ended: bool, lines: &[serde_json::Value]) -> Result<()> {
+fn keep(all: &Arguments, place: Option<&Path>, command: &str, ended: bool, lines: &[serde_json::Value]) -> Result<()> {
     let results: Vec<_> = std::iter::once(results::machine(command, ended)).chain(lines.iter().cloned()).collect();
     if let Some(place) = place {
         results::write(place, &results).context("writing the results")?;

@@ -92,6 +92,7 @@ type callSlot struct {
 	loss error
 	// The request, in case it is sent again.
 	deadline uint64
+	isTraced bool
 	request  []byte
 	call     *Call
 }
@@ -124,6 +125,8 @@ type clientLink struct {
 	path string
 	// The largest request.
 	bytesMax uint64
+	// It takes requests with a traceparent.
+	takesTraced bool
 	// Calls that were sent by it and have no last reply yet.
 	inFlight int
 	// It returns requests unprocessed.
@@ -234,16 +237,24 @@ func (c *Client) newLink(s *handshake.Handshake, path string) (*clientLink, erro
 		return nil, err
 	}
 	return &clientLink{out: calls.NewOutbox(lanes, c.options.ResidentMax), in: &inLane{Incoming: *lanes.In}, path: path,
-		bytesMax: lanes.BytesMax}, nil
+		bytesMax: lanes.BytesMax, takesTraced: lanes.Features&packet.TracedRequests != 0}, nil
 }
 
 // CallOption is a property of one call.
-type CallOption uint8
+type CallOption struct {
+	isIdempotent bool
+	traceparent  string
+}
 
 // Idempotent calls may be carried out more than once: if the service dies or closes before a reply has come, the call
 // is sent to another service of the name, three times at most. Without effect under unix:PATH, where there is one
 // service.
-const Idempotent CallOption = 1
+var Idempotent = CallOption{isIdempotent: true}
+
+// Traceparent says of which span of a distributed trace a call is a part, by the text of the header traceparent of W3C
+// Trace Context, which OpenTelemetry's propagator writes. The service gets it by [Request.Traceparent]. A text that is
+// not valid is as none. A service of an earlier version gets the request without it.
+func Traceparent(text string) CallOption { return CallOption{traceparent: text} }
 
 // Call sends a request and waits for the reply, until the context ends; then the call is cancelled. Parts are joined,
 // up to [Options.CallBytesMax]. The service gets the context's deadline.

@@ -261,7 +261,8 @@ func (c *Client) reroute() {
 			c.unrouted = append(c.unrouted, slot)
 			continue
 		}
-		link, err := c.writeToAny(calls.Header{ID: id, Kind: calls.KindRequest, Deadline: p.deadline}, p.request)
+		h := calls.Header{ID: id, Kind: calls.KindRequest, Deadline: p.deadline, Traced: p.isTraced}
+		link, err := c.writeToAny(h, p.request)
 		switch {
 		case link != nil:
 			p.link = link

@@ -54,6 +54,17 @@ func (c *Client) submit(ctx context.Context, call *Call, request []byte, options
 	if deadline, ok := ctx.Deadline(); ok {
 		h.Deadline = calls.ToNS(deadline)
 	}
+	// What is sent: the request, and before it the traceparent.
+	payload, isIdempotent := request, false
+	for _, option := range options {
+		isIdempotent = isIdempotent || option.isIdempotent
+		if option.traceparent == "" {
+			continue
+		}
+		if traceparent, ok := calls.ParseTraceparent(option.traceparent); ok {
+			h.Traced, payload = true, append(traceparent[:], request...)
+		}
+	}
 	for {
 		if err := c.usable(len(request)); err != nil {
 			return err
@@ -68,7 +79,7 @@ func (c *Client) submit(ctx context.Context, call *Call, request []byte, options
 				generation = 1
 			}
 			h.ID = uint64(generation)<<32 | uint64(slot)
-			link, err := c.writeToAny(h, request)
+			link, err := c.writeToAny(h, payload)
 			if link == nil {
 				c.free = append(c.free, slot)
 			}
@@ -81,20 +92,20 @@ func (c *Client) submit(ctx context.Context, call *Call, request []byte, options
 				call.id = h.ID
 				*p = callSlot{
 					slot: slot, generation: generation, state: slotWaiting, link: link, call: call, deadline: h.Deadline, request: p.request[:0],
-					isIdempotent: slices.Contains(options, Idempotent),
+					isIdempotent: isIdempotent, isTraced: h.Traced,
 				}
 				if c.discovery != nil {
-					p.request = append(p.request, request...)
+					p.request = append(p.request, payload...)
 					c.countSubmission()
 				}
-				if err := c.waitUntilWritten(ctx, link, len(request)); err != nil {
+				if err := c.waitUntilWritten(ctx, link, len(payload)); err != nil {
 					c.abandon(call)
 					return err
 				}
 				return nil
 			}
 		}
-		if err := c.wait(ctx, waiter{what: waitSpaceForCall, bytes: len(request)}); err != nil {
+		if err := c.wait(ctx, waiter{what: waitSpaceForCall, bytes: len(payload)}); err != nil {
 			return err
 		}
 	}
@@ -148,7 +159,7 @@ func (c *Client) writeToAny(h calls.Header, payload []byte) (*clientLink, error)
 		count, isAgain, takes := len(c.links), false, false
 		for step := range count {
 			link := c.links[(best+step)%count]
-			if !link.takes(len(payload)) {
+			if !link.takes(len(payload) - h.Prefix()) {
 				continue
 			}
 			takes = true
@@ -173,7 +184,7 @@ func (c *Client) writeToAny(h calls.Header, payload []byte) (*clientLink, error)
 		}
 		if !isAgain {
 			if !takes {
-				return nil, c.usable(len(payload))
+				return nil, c.usable(len(payload) - h.Prefix())
 			}
 			return nil, nil
 		}
@@ -194,8 +205,13 @@ func (c *Client) leastBusy() int {
 	return best
 }
 
-// write writes a message, or as many pieces of it as there is space for. It returns false if it has to wait.
+// write writes a message, or as many pieces of it as there is space for. It returns false if it has to wait. A service
+// that takes no traceparent gets the request without.
 func (l *clientLink) write(h calls.Header, payload []byte) (bool, error) {
+	if h.Traced && !l.takesTraced {
+		payload = payload[h.Prefix():]
+		h.Traced = false
+	}
 	if len(l.out.Queue) > 0 {
 		if done, err := l.out.Flush(); err != nil || !done {
 			return false, err

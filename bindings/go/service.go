@@ -163,6 +163,8 @@ func (s *Service) handle(in *inLane, record lane.Record) string {
 	if rule != "" {
 		return rule
 	}
+	var traceparent calls.Traceparent
+	payload = payload[copy(traceparent[:], payload[:h.Prefix()]):]
 	if len(payload) > s.bytesMax {
 		return "size"
 	}
@@ -170,6 +172,9 @@ func (s *Service) handle(in *inLane, record lane.Record) string {
 	isRequest := h.Kind == calls.KindRequest
 	if isRequest && !h.Continued && !c.begin(h.ID) {
 		return "id"
+	}
+	if h.Traced {
+		c.setTraceparent(h.ID, traceparent)
 	}
 	isPiece := h.More || h.Continued
 	if isPiece {
@@ -513,6 +518,15 @@ func (r Request) Peer() Peer { return r.caller.peer }
 
 // Deadline returns when the client stops waiting; false if it did not say. The service drops nothing because of it.
 func (r Request) Deadline() (time.Time, bool) { return calls.FromNS(r.deadline) }
+
+// Traceparent returns the position in a distributed trace with which the request came ([Traceparent]): the text of the
+// header, whose span is the parent of this service's spans. "" if it came without a valid one.
+func (r Request) Traceparent() string {
+	if r.IsNotification() {
+		return ""
+	}
+	return r.caller.traceparentOf(r.id)
+}
 
 // IsCancelled reports whether no client waits for the reply any more: it cancelled the call, or is gone. Answer all
 // the same.

@@ -49,8 +49,15 @@ type session struct {
 	spin  wait.Spin
 	// The number of open calls.
 	open int
+	// By slot, the last call that came with a traceparent. It may have ended.
+	traceparents map[uint32]tracedCall
 	// The contexts of requests that were asked for theirs.
 	contexts map[uint64]requestContext
+}
+
+type tracedCall struct {
+	id          uint64
+	traceparent calls.Traceparent
 }
 
 type requestContext struct {
@@ -79,6 +86,25 @@ func (c *session) begin(id uint64) bool {
 	slot.Store(uint64(calls.GenerationOf(id))<<32 | slotOpen)
 	c.mutex.Unlock()
 	return true
+}
+
+// setTraceparent keeps the traceparent of a call that has begun.
+func (c *session) setTraceparent(id uint64, traceparent calls.Traceparent) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if c.traceparents == nil {
+		c.traceparents = map[uint32]tracedCall{}
+	}
+	c.traceparents[calls.SlotOf(id)] = tracedCall{id, traceparent}
+}
+
+func (c *session) traceparentOf(id uint64) string {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if of, ok := c.traceparents[calls.SlotOf(id)]; ok && of.id == id && of.traceparent.IsValid() {
+		return of.traceparent.String()
+	}
+	return ""
 }
 
 func (c *session) cancel(id uint64) {

@@ -16,7 +16,8 @@ import (
 
 type callRecord struct {
 	By, Hex, Kind, ID, Deadline, Rule, Meaning string
-	More, Continued                            bool
+	Traceparent                                string
+	More, Continued, Traced                    bool
 	Code                                       uint32
 	PayloadBytes                               int `json:"payload_bytes"`
 	Bytes                                      int
@@ -58,7 +59,7 @@ func TestHeadersAreReadAndWrittenAsTheVectorsSay(t *testing.T) {
 	for _, v := range all.Headers {
 		h, rule, found := v.read()
 		wanted := calls.Header{ID: numberOf(v.ID), Kind: h.Kind, More: v.More, Continued: v.Continued, Code: v.Code,
-			Deadline: numberOf(v.Deadline)}
+			Deadline: numberOf(v.Deadline), Traced: v.Traced}
 		written := make([]byte, calls.HeaderSize)
 		h.Write(written)
 		if rule != "" || h != wanted || kindNames[h.Kind] != v.Kind ||
@@ -127,7 +128,7 @@ func replayClient(t *testing.T, service *Service, client, other *Client, records
 		request := must(service.Receive(ctx))
 		if !areSevens(request.Bytes()) || len(request.Bytes()) != wanted.Bytes ||
 			request.IsNotification() != (wanted.Kind == "NOTIFY") ||
-			request.id != numberOf(wanted.ID) {
+			request.id != numberOf(wanted.ID) || request.Traceparent() != wanted.Traceparent {
 			t.Fatalf("%+v, wanted %+v", request, wanted)
 		}
 	}

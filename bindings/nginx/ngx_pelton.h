@@ -104,9 +104,10 @@ ngx_pelton_service_t *ngx_pelton_service(const char *address, const ngx_pelton_o
 ngx_pelton_service_t *ngx_pelton_configured(const char *name, double *timeout);
 /* Submits. PELTON_OK: notified, or the reply is in *out, in place, until ngx_pelton_release, or with NGX_PELTON_VIEW
  * until the slot of out->ticket is released. NGX_PELTON_WAITS: sleep on the slot of out->ticket. With the ticket of a
- * slot that waited for space, that slot is used again, and belongs to the caller after other results; 0: none. */
-int ngx_pelton_submit(ngx_pelton_service_t *service, double ticket, const char *data, size_t size, uint32_t flags,
-                      ngx_pelton_reply_t *out);
+ * slot that waited for space, that slot is used again, and belongs to the caller after other results; 0: none.
+ * traceparent: a text with its NUL, or NULL. */
+int ngx_pelton_submit(ngx_pelton_service_t *service, double ticket, const char *data, size_t size,
+                      const char *traceparent, uint32_t flags, ngx_pelton_reply_t *out);
 /* Releases the reply of ngx_pelton_submit. */
 void ngx_pelton_release(ngx_pelton_service_t *service);
 /* Takes a slot's next completion. PELTON_OK: valid until the slot's next function. NGX_PELTON_WAITS: none yet; if

@@ -826,8 +826,8 @@ static ngx_int_t ngx_pelton_is_too_large(ngx_pelton_service_t *service, size_t s
            size > info.request_bytes_max;
 }
 
-int ngx_pelton_submit(ngx_pelton_service_t *service, double ticket, const char *data, size_t size, uint32_t flags,
-                      ngx_pelton_reply_t *out) {
+int ngx_pelton_submit(ngx_pelton_service_t *service, double ticket, const char *data, size_t size,
+                      const char *traceparent, uint32_t flags, ngx_pelton_reply_t *out) {
     ngx_pelton_call_t *call = NULL;
     int code = PELTON_AGAIN;
     uint64_t id = 0;
@@ -845,6 +845,9 @@ int ngx_pelton_submit(ngx_pelton_service_t *service, double ticket, const char *
         } else if (service->waiting_count == 0 || call != NULL) {
             if (flags & NGX_PELTON_NOTIFY) {
                 code = pelton_client_notify(service->client, data, size, PELTON_NO_WAIT);
+            } else if (traceparent != NULL) {
+                code = pelton_client_submit_traced(service->client, data, size, traceparent, flags & PELTON_IDEMPOTENT,
+                                                   PELTON_NO_WAIT, &id);
             } else {
                 code = pelton_client_submit(service->client, data, size, flags & PELTON_IDEMPOTENT, PELTON_NO_WAIT,
                                             &id);

@@ -22,6 +22,7 @@ typedef struct {
 
 static char *ngx_pelton_service_directive(ngx_conf_t *cf, ngx_command_t *command, void *conf);
 static void *ngx_pelton_create_conf(ngx_conf_t *cf);
+static ngx_int_t ngx_pelton_init_process(ngx_cycle_t *cycle);
 static void ngx_pelton_exit_process(ngx_cycle_t *cycle);
 
 static ngx_command_t ngx_pelton_commands[] = {
@@ -38,12 +39,24 @@ ngx_module_t ngx_pelton_module = {NGX_MODULE_V1,
                                   NGX_HTTP_MODULE,
                                   NULL, /* init master */
                                   NULL, /* init module */
-                                  NULL, /* init process */
+                                  ngx_pelton_init_process,
                                   NULL, /* init thread */
                                   NULL, /* exit thread */
                                   ngx_pelton_exit_process,
                                   NULL, /* exit master */
                                   NGX_MODULE_V1_PADDING};
+
+/* ---- The log ----------------------------------------------------------------------------------------------------- */
+
+/* In the worker's only thread: those of the library do not log. nginx counts priorities from 1, syslog from 0. */
+static void ngx_pelton_log(void *context, int priority, const char *text) {
+    ngx_log_error((ngx_uint_t)priority + 1, (ngx_log_t *)context, 0, "pelton: %s", text);
+}
+
+static ngx_int_t ngx_pelton_init_process(ngx_cycle_t *cycle) {
+    pelton_set_log(ngx_pelton_log, cycle->log);
+    return NGX_OK;
+}
 
 /* ---- The directive ----------------------------------------------------------------------------------------------- */
 

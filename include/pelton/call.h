@@ -129,6 +129,17 @@ PELTON_MUST_USE int pelton_client_call(pelton_client *client, const void *data, 
 PELTON_MUST_USE int pelton_client_submit(pelton_client *client, const void *data, size_t size, uint32_t flags,
                                          int64_t deadline_ns, uint64_t *out_call);
 
+/* The size of the text of a traceparent, with its NUL: the header of W3C Trace Context, as
+ * "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01". */
+#define PELTON_TRACEPARENT_SIZE 56
+
+/* As pelton_client_submit, with the span of which the call is a part, for pelton_responder_traceparent. A text that is
+ * not valid by W3C's rules, or NULL, is as none. A service of an earlier version gets the request without it. The
+ * request is copied once more. */
+PELTON_MUST_USE int pelton_client_submit_traced(pelton_client *client, const void *data, size_t size,
+                                                const char *traceparent, uint32_t flags, int64_t deadline_ns,
+                                                uint64_t *out_call);
+
 /* Sends a message that the service does not reply to. No call is counted. Waits for free space.
  * Errors: as pelton_client_submit. */
 PELTON_MUST_USE int pelton_client_notify(pelton_client *client, const void *data, size_t size, int64_t deadline_ns);
@@ -334,6 +345,11 @@ PELTON_MUST_USE int pelton_responder_part_reserved(pelton_responder *responder, 
 
 /* Drops the reservation. Errors: PELTON_NOT_RESERVED, PELTON_WRONG_THREAD. */
 int pelton_responder_abort(pelton_responder *responder);
+
+/* Writes the traceparent of the request, PELTON_TRACEPARENT_SIZE bytes of text with its NUL, and returns 1: its span is
+ * the parent of this service's spans. Returns 0, and writes nothing, if the request came without a valid one; or a
+ * code. Does not wait. */
+int pelton_responder_traceparent(const pelton_responder *responder, char *out);
 
 /* Returns 1 if the client has cancelled the call or has gone, 0 if not, or a code. A service learns that while it
  * receives, on another thread or between two requests; in a handler of pelton_service_run this function checks. A reply

@@ -89,6 +89,20 @@ const char *pelton_error_detail(void);
  * Any thread. */
 int64_t pelton_deadline(int64_t timeout_ns);
 
+/* A function that receives the log. priority is that of syslog(3): 3 error, 4 warning, 6 information. text is one line
+ * without a line break, valid during the call. Any thread that is in a pelton call can call it, several at a time. That
+ * thread may hold locks of the library, so the function must call no pelton function, and must return. */
+typedef void (*pelton_log)(void *context, int priority, const char *text);
+
+/* Sets the function that receives the library's log, for the whole process; NULL, the default: none. The log has what
+ * changes how the program runs and is no result of a call: peers that were refused, with process, user and reason; and
+ * fallbacks, where the system refuses membarrier or io_uring. Nothing is logged for each message. Returns once no
+ * thread is in the previous function, which may then be unloaded. Any thread.
+ *
+ *     static void to_syslog(void *context, int priority, const char *text) { syslog(priority, "pelton: %s", text); }
+ *     pelton_set_log(to_syslog, NULL); */
+void pelton_set_log(pelton_log log, void *context);
+
 /* Closes and frees a handle of any kind, also after an error, and while something is reserved or received. Does nothing
  * with NULL. Does not wait, except for the last handle of appenders, for a file (pelton_file), and for an engine whose
  * operations use memory without a release function or an endpoint. Each kind's comment has what closing means for the

@@ -14,10 +14,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use pelton_bench::parameters::{Job, Wait};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, accept, bind, connect, listen, socket, sockopt};
-
-use crate::open_when_there;
+use pelton_bench::parameters::{Job, Role, Wait};
 
 /// The request of a completion.
 const SEND: u64 = 1;
@@ -44,30 +41,9 @@ pub struct Uring {
     wanted: i64,
 }
 
-/// The two endpoints of the socket of `job`, each with its ring.
-pub fn open(job: &Job, kind: SocketType, buffers: u16, buffer_bytes: usize) -> Result<Shared> {
+/// The ring of a connected socket.
+pub fn open(job: &Job, fd: OwnedFd, buffers: u16, buffer_bytes: usize) -> Result<Shared> {
     ensure!(job.wait == Wait::Block, "it waits in the kernel, as a ring of deferred task work does: write block");
-    let address = SocketAddrUnix::new(job.directory.join("socket")).context("an address")?;
-    let fd = if job.role.listens() {
-        let listener = socket(AddressFamily::UNIX, kind, None)?;
-        // Renamed to its name when a client can connect to it.
-        let unnamed = job.directory.join("unnamed");
-        bind(&listener, &SocketAddrUnix::new(&unnamed)?)?;
-        listen(&listener, 1)?;
-        std::fs::rename(&unnamed, job.directory.join("socket"))?;
-        accept(&listener)?
-    } else {
-        open_when_there("the socket", || {
-            let fd = socket(AddressFamily::UNIX, kind, None)?;
-            connect(&fd, &address).map(|()| fd)
-        })?
-    };
-    // As in the plain sockets of this benchmark: a buffer for less than two of the largest packets would never be full
-    // of them.
-    let least = 2 * (job.sizes.max as usize + 1024);
-    if sockopt::socket_send_buffer_size(&fd)? < least {
-        sockopt::set_socket_send_buffer_size(&fd, least)?;
-    }
     let ring = IoUring::builder()
         .setup_single_issuer()
         .setup_defer_taskrun()
@@ -197,9 +173,9 @@ pub struct Halves {
 
 impl Halves {
     /// Of so many bytes each.
-    pub fn new(socket: Shared, bytes: usize, submits: bool) -> Halves {
+    pub fn new(socket: Shared, bytes: usize, job: &Job) -> Halves {
         let half = || Vec::with_capacity(bytes);
-        Halves { socket, halves: [half(), half()], enter: 0, submits }
+        Halves { socket, halves: [half(), half()], enter: 0, submits: job.role == Role::Sender }
     }
 
     /// The half that gathers; its capacity is not exceeded.

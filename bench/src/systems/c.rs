@@ -1,32 +1,33 @@
-//! Sides in C: pelton by the loops of c/side.c, linked with libpelton.so, and the ring of c/ring.c; both compiled at
-//! their first use.
+//! Sides in C: pelton by the loops of bindings/c/bench/side.c, linked with libpelton.so, and the ring of ring.c there;
+//! both compiled at their first use.
 //!
 //! They are in a shared object of their own, which a side loads: its calls go through its PLT to libpelton.so, as
 //! those of an installed program do. The clock, the resource usage and the check of every byte are this program's.
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
-    mem,
+    path::PathBuf,
     process::Command,
     ptr,
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use libloading::os::unix::Library;
 
 use crate::{
     compiled,
-    endpoints::CONNECT,
+    endpoints::{BACK, CONNECT, THERE},
     measure,
     parameters::{Job, Pass, Role, Wait},
     payload::{self, WARM_UP},
     side::{self, Percentiles, Section, check_bytes, histogram, passes},
 };
 
-const SOURCE: &str = include_str!("../../c/side.c");
-const RING: &str = include_str!("../../c/ring.c");
+const SOURCE: &str = include_str!("../../../bindings/c/bench/side.c");
+const RING: &str = include_str!("../../../bindings/c/bench/ring.c");
 /// What they include: like the source, part of the fingerprint of the compiled program.
 const HEADERS: [&str; 8] = [
-    include_str!("../../c/side.h"),
+    include_str!("../../../bindings/c/bench/side.h"),
     include_str!("../../../include/pelton/result.h"),
     include_str!("../../../include/pelton/channel.h"),
     include_str!("../../../include/pelton/call.h"),
@@ -37,7 +38,7 @@ const HEADERS: [&str; 8] = [
 ];
 /// The compiler's include directories.
 const INCLUDES: [&str; 3] = [
-    concat!("-I", env!("CARGO_MANIFEST_DIR"), "/c"),
+    concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../bindings/c/bench"),
     concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../include"),
     concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../bindings/c"),
 ];
@@ -46,7 +47,7 @@ const SHARED: [&str; 6] = ["-O3", "-fPIC", "-shared", INCLUDES[0], INCLUDES[1], 
 
 /// `struct side` of side.c.
 #[repr(C)]
-struct Shared {
+pub(super) struct Shared {
     forward_name: *const c_char,
     backward_name: *const c_char,
     capacity: u64,
@@ -63,8 +64,7 @@ struct Shared {
     buffer: *mut u8,
     is_whole: extern "C" fn(*const u8, usize) -> c_int,
     work: extern "C" fn(u64),
-    sender: *mut c_void,
-    receiver: *mut c_void,
+    handles: [*mut c_void; 4],
     sender_epoll: c_int,
     receiver_epoll: c_int,
     seed: u32,
@@ -82,41 +82,37 @@ struct SharedPass {
     bytes: u64,
 }
 
+type Close = unsafe extern "C" fn(*mut Shared);
+type Open = unsafe extern "C" fn(*mut Shared) -> c_int;
+type MakePass = unsafe extern "C" fn(*mut Shared, *mut SharedPass) -> c_int;
+
 /// One side, in C.
 pub struct CSide {
-    shared: Box<Shared>,
-    pass: unsafe extern "C" fn(*mut Shared, *mut SharedPass) -> c_int,
-    close: unsafe extern "C" fn(*mut Shared),
+    pub(super) shared: Box<Shared>,
+    pub(super) library: &'static Library,
+    pass: MakePass,
+    close: Close,
     /// The fields that `shared` points at.
     _kept: (CString, CString, [Vec<u8>; 2]),
 }
 
 /// Compiles the shared object of a system with sides in C, unless it exists already. Before the sides start, so that
 /// they need not wait for the compiler.
-pub fn compile(system: &str, wait: Wait) -> Result<std::path::PathBuf> {
+pub fn compile(system: &str, wait: Wait) -> Result<PathBuf> {
     let in_libuv = matches!(wait, Wait::Uv | Wait::UvBulk);
+    let uv_flags = [&SHARED[..], &["-DSIDE_UV"]].concat();
     let made = match system {
         "eventfd-ring" => compiled::compile("ring.c", &with_headers(RING), &SHARED, &["-luv"]),
-        _ if in_libuv => compiled::compile(
-            "side.c",
-            &with_headers(SOURCE),
-            &[&SHARED[..], &["-DSIDE_UV"]].concat(),
-            &[&library()?, "-luv"],
-        ),
-        _ => compile_source("side.c", SOURCE),
+        // Of the library the compiler takes over only the soname.
+        _ if in_libuv => compiled::compile("side.c", &with_headers(SOURCE), &uv_flags, &[&library()?, "-luv"]),
+        _ => compiled::compile("side.c", &with_headers(SOURCE), &SHARED, &[&library()?]),
     };
     if in_libuv { made.context(NEEDS_LIBUV) } else { made }
 }
 
-/// A shared object of sides in C, compiled unless it exists already.
-pub fn compile_source(name: &str, source: &str) -> Result<std::path::PathBuf> {
-    // Of the library the compiler takes over only the soname.
-    compiled::compile(name, &with_headers(source), &SHARED, &[&library()?])
-}
-
 const NEEDS_LIBUV: &str = "libuv's header is wanted, too: on Debian it is in the package libuv1-dev";
 
-/// The bytes of the ring of c/ring.c. It cycles through all of its memory: without `--capacity` it has its best size,
+/// The bytes of the ring of ring.c. It cycles through all of its memory: without `--capacity` it has its best size,
 /// and several of the largest messages.
 fn ring_bytes(job: &Job) -> u64 {
     const BEST: u64 = 1 << 20;
@@ -181,16 +177,22 @@ impl CSide {
             Role::Sender => 1,
             Role::Asker => 2,
             Role::Answerer => 3,
+            Role::Client => 4,
+            Role::Service => 5,
             _ => bail!("a side in C has no such part"),
         };
         ensure!(job.calls.rate.is_none(), "its loops in C know no rate: measure pelton, it is the same library");
         let is_ring = job.system == "eventfd-ring";
         ensure!(
+            matches!(job.role, Role::Receiver | Role::Sender) || !matches!(job.wait, Wait::Uv | Wait::UvBulk),
+            "its sides in libuv's loop have messages one way: write spin, block or epoll"
+        );
+        ensure!(
             !is_ring || matches!(job.wait, Wait::Uv | Wait::UvBulk),
             "its sides are in libuv's loop: write --wait uv or uv-bulk"
         );
         let name = |part| CString::new(format!("unix:{}", job.directory.join(part).display()));
-        let (forward_name, backward_name) = (name("forward_name")?, name("backward_name")?);
+        let (forward_name, backward_name) = (name(THERE)?, name(BACK)?);
         let size = job.sizes.max as usize;
         let buffer_count = payload::buffer_count(size);
         let mut buffers = [payload::buffer(size).repeat(buffer_count), vec![0; size]];
@@ -211,20 +213,21 @@ impl CSide {
             buffer: buffers[1].as_mut_ptr(),
             is_whole,
             work,
-            sender: ptr::null_mut(),
-            receiver: ptr::null_mut(),
+            handles: [ptr::null_mut(); 4],
             sender_epoll: -1,
             receiver_epoll: -1,
             seed: 0,
             error: [0; 512],
         });
-        let library = load_with_pelton(&compile(&job.system, job.wait)?)?;
+        // The loader finds a needed library among those loaded before.
+        compiled::load(library()?)?;
+        let library = compiled::load(compile(&job.system, job.wait)?)?;
         // SAFETY: both sources have these three functions with these types.
         let (open, pass, close) = unsafe {
-            let open: unsafe extern "C" fn(*mut Shared) -> c_int = function(library, c"side_open")?;
-            (open, function(library, c"side_pass")?, function(library, c"side_close")?)
+            let open = *library.get::<Open>(b"side_open")?;
+            (open, *library.get::<MakePass>(b"side_pass")?, *library.get::<Close>(b"side_close")?)
         };
-        let mut side = CSide { shared, pass, close, _kept: (forward_name, backward_name, buffers) };
+        let mut side = CSide { shared, library, pass, close, _kept: (forward_name, backward_name, buffers) };
         // SAFETY: all of its first part is filled in, and stays where it is.
         let code = unsafe { open(&mut *side.shared) };
         side.answer(code)?;
@@ -257,10 +260,15 @@ impl CSide {
         Ok(pass.bytes)
     }
 
-    fn answer(&self, code: c_int) -> Result<()> {
-        // SAFETY: side.c terminates the text by a zero, and the buffer begins as one.
-        let error = unsafe { CStr::from_ptr(self.shared.error.as_ptr()) };
-        if code == 0 { Ok(()) } else { Err(anyhow!("{}", error.to_string_lossy())) }
+    #[inline]
+    pub(super) fn answer(&self, code: c_int) -> Result<()> {
+        if code == 0 { Ok(()) } else { Err(self.error()) }
+    }
+
+    #[cold]
+    fn error(&self) -> anyhow::Error {
+        // SAFETY: the sources terminate the text by a zero, and the buffer begins as one.
+        anyhow!("{}", unsafe { CStr::from_ptr(self.shared.error.as_ptr()) }.to_string_lossy())
     }
 }
 
@@ -282,37 +290,4 @@ extern "C" fn is_whole(message: *const u8, size: usize) -> c_int {
 
 extern "C" fn work(steps: u64) {
     side::work(steps);
-}
-
-/// Loads a shared object that calls libpelton.so. The loader finds a needed library among those loaded before.
-pub(super) fn load_with_pelton(object: &std::path::Path) -> Result<*mut c_void> {
-    load(&library()?)?;
-    load(object.to_str().context("a path that is not UTF-8")?)
-}
-
-/// For as long as this process lives.
-pub(super) fn load(path: &str) -> Result<*mut c_void> {
-    let name = CString::new(path)?;
-    // SAFETY: the name ends with a zero; the libraries are responsible for their initialisers.
-    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
-    ensure!(!library.is_null(), "loading {path}: {}", dl_error_text());
-    Ok(library)
-}
-
-/// A function of a loaded library.
-///
-/// # Safety
-/// It has the type `F`.
-pub(super) unsafe fn function<F: Copy>(library: *mut c_void, name: &CStr) -> Result<F> {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: a loaded library, and a name that ends with a zero.
-    let symbol = unsafe { libc::dlsym(library, name.as_ptr()) };
-    ensure!(!symbol.is_null(), "finding {name:?}: {}", dl_error_text());
-    // SAFETY: the caller says that it has this type, which is as large as a pointer.
-    Ok(unsafe { mem::transmute_copy(&symbol) })
-}
-
-fn dl_error_text() -> String {
-    // SAFETY: right after a failed call it returns a text of this thread's.
-    unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned()
 }

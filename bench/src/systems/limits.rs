@@ -1,19 +1,13 @@
 //! limits.c, run beside the other systems: the limits of this machine.
 //!
-//! It has its own processes, clock and pinning. A guard of ours stands between it and the program, in a process group
-//! of its own. It measures; and when the program goes it kills the whole group, because limits.c spins without end
-//! once its other half is gone.
+//! It has its own processes, clock and pinning. A process of ours starts it, and measures what it uses.
 
 use std::{
-    io::Read,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::{
-    event::{PollFd, PollFlags, poll},
-    process::{Signal, kill_current_process_group},
-};
 use serde::Deserialize;
 
 use crate::{
@@ -24,12 +18,12 @@ use crate::{
     record::{Figures, Run},
     run::{available_cpus, deadline},
     side::say,
-    sides::Sides,
+    sides::{Sides, ends_with_this},
 };
 
 const SOURCE: &str = include_str!("../../limits/limits.c");
 
-/// The part of the output of limits.c that the guard uses.
+/// The part of the output of limits.c that is used.
 #[derive(Deserialize)]
 struct Printed {
     seconds: Option<f64>,
@@ -45,51 +39,41 @@ pub fn version() -> String {
 }
 
 /// The arguments of limits.c for `count` messages or rounds, or why it does not fit this job.
-fn arguments(job: &Job, count: u64) -> Result<Vec<String>> {
-    if i32::try_from(count).is_err() {
-        bail!("limits.c counts up to {}, wanted {count}: give a smaller --count", i32::MAX);
-    }
-    let fixed = job.sizes.is_fixed();
-    let words: Vec<String> = match (job.kind, job.workload.as_str()) {
-        (Kind::Append, _) if job.work_steps() > 0 => bail!("limits.c has no thread that works"),
-        (Kind::Append, _) if !fixed || job.sizes.max > 4096 => {
-            bail!("limits.c appends messages of one size of up to 4096 bytes, wanted {}", job.sizes)
-        }
+fn arguments(job: &Job, count: u64) -> Result<String> {
+    let (fixed, size) = (job.sizes.is_fixed(), job.sizes.max);
+    ensure!(i32::try_from(count).is_ok(), "limits.c counts up to {}, wanted {count}: give a smaller --count", i32::MAX);
+    match (job.kind, job.workload.as_str()) {
         (Kind::Append, _) => {
-            vec!["append".to_string(), job.threads.to_string(), count.to_string(), job.sizes.max.to_string()]
+            ensure!(
+                fixed && size <= 4096,
+                "limits.c appends messages of one size of up to 4096 bytes, wanted {}",
+                job.sizes
+            );
+            Ok(format!("append {} {count} {size}", job.threads))
         }
         (Kind::FanIn, _) | (Kind::Processes, "stream") => {
-            if !fixed && job.sizes.min != 1 {
-                bail!("limits.c has random sizes from 1 up only, wanted {}", job.sizes);
-            }
-            let size = if fixed { job.sizes.max.to_string() } else { format!("-{}", job.sizes.max) };
+            ensure!(fixed || job.sizes.min == 1, "limits.c has random sizes from 1 up only, wanted {}", job.sizes);
+            let sign = if fixed { "" } else { "-" };
             // A window must hold several of the largest messages: 128 KiB would hardly hold those of up to 512 KiB.
-            let window = if !fixed && job.sizes.max > 131_072 { 1_048_576 } else { window(job) };
-            vec!["stream".to_string(), size, count.to_string(), job.capacity.to_string(), window.to_string()]
-        }
-        (Kind::Call, _) if !job.calls.one_by_one() => bail!("limits.c has one message there and back at a time"),
-        (Kind::Call, _) if job.calls.rate.is_some() || job.calls.one_cpu => {
-            bail!("limits.c has two processes that never rest, each on a CPU of its own")
+            let window = if !fixed && size > 131_072 { 1_048_576 } else { window(job) };
+            Ok(format!("stream {sign}{size} {count} {} {window}", job.capacity))
         }
         (Kind::Call, _) | (Kind::Processes, "roundtrip") => {
-            if job.calls.rate.is_some() {
-                bail!("limits.c has round trips that never rest");
-            }
+            ensure!(job.calls.one_by_one(), "limits.c has one message there and back at a time");
+            ensure!(
+                job.calls.rate.is_none() && !job.calls.one_cpu,
+                "limits.c has two processes that never rest, each on a CPU of its own"
+            );
             if job.delay_us > 0 {
-                return Ok(vec!["eventfd".to_string(), count.to_string(), job.delay_us.to_string()]);
+                return Ok(format!("eventfd {count} {}", job.delay_us));
             }
-            if !fixed {
-                bail!("limits.c has round trips of one size only, wanted {}", job.sizes);
-            }
+            ensure!(fixed, "limits.c has round trips of one size only, wanted {}", job.sizes);
             // Its rings are of 1 MiB; a message above half of that would wait without end.
-            if job.sizes.max > 500_000 {
-                bail!("limits.c has round trips of up to 500000 bytes, wanted {}", job.sizes.max);
-            }
-            vec!["roundtrip".to_string(), job.sizes.max.to_string(), count.to_string()]
+            ensure!(size <= 500_000, "limits.c has round trips of up to 500000 bytes, wanted {size}");
+            Ok(format!("roundtrip {size} {count}"))
         }
         _ => bail!("limits.c has no {}", job.workload),
-    };
-    Ok(words)
+    }
 }
 
 /// How far its sender writes before it returns to the front, in bytes. The performance target is defined with 128 KiB.
@@ -102,11 +86,11 @@ fn window(job: &Job) -> u64 {
 const PELTON_WINDOW: u64 = 256 << 10;
 
 /// Compiles limits.c, unless that is done.
-fn compile() -> Result<std::path::PathBuf> {
+fn compile() -> Result<PathBuf> {
     compiled::compile("limits.c", SOURCE, &["-O3", "-march=native", "-pthread"], &[])
 }
 
-/// Starts the guard; limits.c pins its own processes.
+/// Starts the process that starts limits.c, which pins its own.
 pub fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
     arguments(job, 1)?;
     let available = available_cpus()?;
@@ -122,7 +106,7 @@ pub fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
     Ok(run)
 }
 
-/// The guard: runs limits.c, once for the clock and once for the system calls, and reports both.
+/// That process: runs limits.c, once for the clock and once for the system calls, and reports both.
 ///
 /// CPU time and system calls are those of the whole program, with its start and end: less than a millisecond, and some
 /// hundred calls.
@@ -161,39 +145,13 @@ pub fn part(job: &Job) -> Result<()> {
     say(&result)
 }
 
-fn print(program: &std::path::Path, arguments: &[String]) -> Result<String> {
-    let mut child = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("starting {}", program.display()))?;
-    let mut output = child.stdout.take().expect("it is piped");
-    let asker = std::io::stdin();
-    // Either it has printed its line, or the program has closed our input and is gone.
-    let mut text = String::new();
-    loop {
-        let mut fds = [PollFd::new(&output, PollFlags::IN), PollFd::new(&asker, PollFlags::IN)];
-        match poll(&mut fds, None) {
-            Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => continue,
-            Err(error) => return Err(error).context("waiting for limits.c"),
-        }
-        if !fds[1].revents().is_empty() {
-            kill_current_process_group(Signal::KILL).context("ending limits.c")?;
-        }
-        let mut bytes = [0; 4096];
-        let done = output.read(&mut bytes).context("reading from limits.c")?;
-        if done == 0 {
-            break;
-        }
-        text.push_str(&String::from_utf8_lossy(&bytes[..done]));
-    }
-    let status = child.wait().context("waiting for limits.c")?;
-    if !status.success() {
-        bail!("limits.c ended with {status}");
-    }
-    Ok(text)
+fn print(program: &Path, arguments: &str) -> Result<String> {
+    let mut limits = Command::new(program);
+    limits.args(arguments.split(' ')).stdin(Stdio::null()).stderr(Stdio::inherit());
+    ends_with_this(&mut limits);
+    let done = limits.output().with_context(|| format!("starting {}", program.display()))?;
+    ensure!(done.status.success(), "limits.c ended with {}", done.status);
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
 #[cfg(test)]
@@ -208,7 +166,7 @@ mod tests {
             let roles = &[Role::Receiver, Role::Sender];
             let job = Job { system, workload, sizes: SizeRange::fixed(256), ..job_of(roles, Vec::new()) };
             let job = Job { capacity: 64 << 20, ..job };
-            assert_eq!(arguments(&job, 5_000_000).unwrap(), ["stream", "256", "5000000", "67108864", window]);
+            assert_eq!(arguments(&job, 5_000_000).unwrap(), format!("stream 256 5000000 67108864 {window}"));
         }
         // Read from pelton's source: this program does not depend on that crate.
         let layout = include_str!("../../../crates/pelton-lane/src/layout.rs");

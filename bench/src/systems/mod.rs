@@ -5,8 +5,6 @@
 mod append;
 pub mod c;
 mod call;
-mod dgram;
-pub mod erlang;
 mod framed;
 mod limits;
 mod lisp;
@@ -15,7 +13,7 @@ mod packets;
 pub mod peers;
 mod pelton;
 mod pipe;
-mod socket;
+pub mod socket;
 mod threads;
 mod wire;
 
@@ -24,17 +22,16 @@ use clap::ValueEnum;
 
 use self::{
     append::{Bump, MutexVec, PeltonFile, Queue, Write},
-    call::{c as call_in_c, nginx, queue},
-    dgram::Dgram,
+    call::{c::CCalls, queue},
     packets::SockSeqpacketBatched,
-    peers::{CARGO, FOREIGN, GO, PYTHON, THREADS, built, go, locked},
+    peers::{CARGO, FOREIGN, GO, NODE, PYTHON, THREADS, built, go, locked},
     pelton::{ByDirectory, BySocket, Pelton, lasting},
     pipe::Pipe,
-    socket::{SockSeqpacket, SockStream, SockStreamBatched},
+    socket::{SockDgram, SockSeqpacket, SockStream, SockStreamBatched},
     threads::{Batches, PeltonThreads},
 };
 use crate::{
-    parameters::{Job, Kind, Process, Wait, word, words},
+    parameters::{Job, Kind, Process, Wait, words},
     plan::{Choice, SYSTEM, System, Waits},
     workloads::{
         append::part as appending, batches, call::part as calling, fan_in, part, reattach, threads as between,
@@ -44,13 +41,12 @@ use crate::{
 const OWN: System = System { version: |_| env!("CARGO_PKG_VERSION").to_string(), ..SYSTEM };
 const IN_PROCESS: System = System { version: |_| "Rust's std".to_string(), ..SYSTEM };
 const CROSSBEAM: System = System { version: |_| "crossbeam-queue 0.3".to_string(), ..SYSTEM };
-const LISP: System = System { version: |_| lisp::version(), ..SYSTEM };
+const LISP: System = System { version: |_| lisp::version(), sides: &[(Kind::Append, lisp::part)], ..SYSTEM };
 const LIMITS: System = System {
     version: |_| limits::version(),
     // Fixed waits: its eventfds block, its rings spin.
     waits: Waits::Own(|plan| if plan.job.delay_us > 0 { Wait::Block } else { Wait::Spin }),
     run: Some(limits::run),
-    process: Process { is_guard: true, ..SYSTEM.process },
     ..SYSTEM
 };
 /// Caller and handler in one process. The caller sleeps in epoll, whatever `--wait` says.
@@ -91,24 +87,18 @@ static SYSTEMS: &[System] = &[
     System {
         name: "pelton-c",
         about: "pelton by a C program",
-        sides: &[
-            (Kind::Processes, c::part),
-            (Kind::Call, |job| calling(job, call_in_c::CSide::client, call_in_c::CSide::service)),
-        ],
+        sides: &[(Kind::Processes, c::part), (Kind::Call, |job| calling(job, CCalls::open, CCalls::open))],
         only: &["stream", "roundtrip", "lopsided", "idle"],
         in_libuv: true,
-        build: |_, plan, wait| match plan.job.kind {
-            Kind::Call => call_in_c::compile().map(|_| Vec::new()),
-            _ => c::compile("pelton-c", wait).map(|_| Vec::new()),
-        },
+        build: |system, _, wait| c::compile(system.name, wait).map(|_| Vec::new()),
         ..OWN
     },
     System {
         name: "pelton-c-go",
         about: "pelton by a C program, to a service in Go",
-        sides: &[(Kind::Call, |job| calling(job, call_in_c::CSide::client, call_in_c::CSide::service))],
+        sides: &[(Kind::Call, |job| calling(job, CCalls::open, CCalls::open))],
         process: Process { is_service_only: true, ..SYSTEM.process },
-        build: |_, _, _| call_in_c::compile().and_then(|_| go("pelton-go")),
+        build: |system, _, wait| c::compile(system.name, wait).and_then(|_| go("pelton-go")),
         ..OWN
     },
     System {
@@ -134,13 +124,6 @@ static SYSTEMS: &[System] = &[
         sides: &[(Kind::Call, |job| fan_in::part::<Pelton<BySocket>, _>(job, Pelton::gathering))],
         vary: fan_in::instead_of_calls,
         ..OWN
-    },
-    System { name: "pelton-nginx", about: "pelton from nginx, in Lua", sides: &[(Kind::Call, nginx::pelton)], ..OWN },
-    System {
-        name: "cosocket-nginx",
-        about: "a Unix stream socket from nginx, by ngx_lua's cosockets, with a 4-byte length",
-        sides: &[(Kind::Call, nginx::cosocket)],
-        ..SYSTEM
     },
     System {
         name: "limits",
@@ -208,7 +191,7 @@ static SYSTEMS: &[System] = &[
     System {
         name: "sock-dgram",
         about: "a Unix datagram socket",
-        sides: &[(Kind::Processes, part::<Dgram>)],
+        sides: &[(Kind::Processes, part::<SockDgram>)],
         ..SYSTEM
     },
     System {
@@ -217,7 +200,7 @@ static SYSTEMS: &[System] = &[
         sides: &[(Kind::Processes, c::part)],
         only: &["stream"],
         in_libuv: true,
-        build: |_, _, wait| c::compile("eventfd-ring", wait).map(|_| Vec::new()),
+        build: |system, _, wait| c::compile(system.name, wait).map(|_| Vec::new()),
         ..SYSTEM
     },
     System {
@@ -271,22 +254,10 @@ static SYSTEMS: &[System] = &[
         only: &["stream"],
         ..LISP
     },
-    System {
-        name: "pelton-sbcl-reserved",
-        about: "in SBCL: pelton's appenders, where each message is written in place",
-        sides: &[(Kind::Append, lisp::part)],
-        ..LISP
-    },
-    System {
-        name: "sbcl-mutex",
-        about: "in SBCL: one buffer for all threads, behind a lock",
-        sides: &[(Kind::Append, lisp::part)],
-        ..LISP
-    },
+    System { name: "sbcl-mutex", about: "in SBCL: one buffer for all threads, behind a lock", ..LISP },
     System {
         name: "sbcl-compare-and-swap",
         about: "in SBCL: one buffer for all threads, in which each takes space by a compare-and-swap",
-        sides: &[(Kind::Append, lisp::part)],
         ..LISP
     },
     // Programs of bench/peers, each named as its program: `bench/README.md` has the reasons for each best wait.
@@ -346,6 +317,33 @@ static SYSTEMS: &[System] = &[
     System { name: "multiprocessing-pipe", about: "Python's multiprocessing.Pipe", ..PYTHON },
     System { name: "pelton-python", about: "pelton between two Python processes, by bindings/python", ..PYTHON },
     System {
+        name: "pelton-node",
+        about: "pelton between two Node processes, by bindings/node",
+        sides: &[(Kind::Processes, peers::elsewhere), (Kind::Call, peers::elsewhere)],
+        ..NODE
+    },
+    System {
+        name: "pelton-node-batches",
+        about: "pelton between two Node processes, 64 messages a call",
+        only: &["stream"],
+        ..NODE
+    },
+    System { name: "node-child-process", about: "Node's child_process IPC, with advanced serialization", ..NODE },
+    System { name: "node-worker", about: "Node's postMessage between worker threads", ..NODE },
+    System { name: "node-sock-stream", about: "Node's Unix socket, with length prefixes", ..NODE },
+    System {
+        name: "node-undici",
+        about: "HTTP over a Unix socket in Node: undici calls node:http",
+        sides: &[(Kind::Call, peers::elsewhere)],
+        ..NODE
+    },
+    System {
+        name: "node-grpc",
+        about: "gRPC over a Unix socket in Node: @grpc/grpc-js",
+        sides: &[(Kind::Call, peers::elsewhere)],
+        ..NODE
+    },
+    System {
         name: "aeron",
         about: "Aeron's IPC, between two Java processes",
         only: &["stream", "roundtrip"],
@@ -395,35 +393,31 @@ pub fn side(job: &Job) -> Result<()> {
 }
 
 /// Reads a list of systems, each once, which may have waits of their own.
-pub fn choices(text: &str) -> Result<Vec<Choice>, String> {
+pub fn choices(text: &str) -> Result<Vec<Choice>> {
     let mut choices: Vec<Choice> = Vec::new();
     for part in text.split(',') {
         let choice = choice(part)?;
-        if choices.iter().any(|other| other.to_string() == choice.to_string()) {
-            return Err(format!("found `{part}` twice, wanted each system once: use --runs to measure it more often"));
-        }
+        ensure!(
+            choices.iter().all(|other| other.to_string() != choice.to_string()),
+            "found `{part}` twice, wanted each system once: use --runs to measure it more often"
+        );
         choices.push(choice);
     }
     Ok(choices)
 }
 
-fn choice(text: &str) -> Result<Choice, String> {
-    let (name, wait) = match text.split_once(':') {
-        Some((name, wait)) => (name, Some(wait)),
-        None => (text, None),
-    };
+fn choice(text: &str) -> Result<Choice> {
+    let (name, wait) = text.split_once(':').map_or((text, None), |(name, wait)| (name, Some(wait)));
     let names = || SYSTEMS.iter().map(|system| system.name).collect::<Vec<_>>().join(", ");
-    let system = find(name).ok_or_else(|| format!("found the system `{name}`, wanted one of {}", names()))?;
-    let wait = wait
-        .map(|wait| {
-            Wait::from_str(wait, false)
-                .map_err(|_| format!("found the wait `{wait}` in `{text}`, wanted one of {}", words::<Wait>()))
-        })
-        .transpose()?;
-    if let (Waits::Own(_), Some(wait)) = (system.waits, wait) {
-        return Err(format!("found `{text}`, but {name} waits in one way only, not by {}: write `{name}`", word(wait)));
-    }
-    Ok(Choice { system, wait })
+    let system = find(name).with_context(|| format!("found the system `{name}`, wanted one of {}", names()))?;
+    let Some(wait) = wait else { return Ok(Choice { system, wait: None }) };
+    ensure!(
+        !matches!(system.waits, Waits::Own(_)),
+        "found `{text}`, but {name} waits in one way only, not by {wait}: write `{name}`"
+    );
+    let found = Wait::from_str(wait, false).ok();
+    ensure!(found.is_some(), "found the wait `{wait}` in `{text}`, wanted one of {}", words::<Wait>());
+    Ok(Choice { system, wait: found })
 }
 
 #[cfg(test)]
@@ -442,7 +436,7 @@ mod tests {
             ("limits:spin", "one way only"),
             ("pipe,pipe", "twice"),
         ] {
-            let error = choices(bad).err().unwrap();
+            let error = choices(bad).err().unwrap().to_string();
             assert!(error.contains(words), "{error}");
         }
     }

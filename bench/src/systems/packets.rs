@@ -23,14 +23,6 @@ impl Transport for SockSeqpacketBatched {
     type Sending = PacketsSending;
     type Receiving = PacketsReceiving;
 
-    fn sending(job: &Job, _direction: &str) -> Result<PacketsSending> {
-        Ok(Self::both(job)?.0)
-    }
-
-    fn receiving(job: &Job, _direction: &str) -> Result<PacketsReceiving> {
-        Ok(Self::both(job)?.1)
-    }
-
     fn both(job: &Job) -> Result<(PacketsSending, PacketsReceiving)> {
         let socket = packet_socket(job)?;
         let outgoing = Wire::outgoing(socket.try_clone()?, job.wait)?;

@@ -2,21 +2,21 @@
 //! them.
 //!
 //! This program starts them as it starts itself, with a [`Job`], and they report as a side does. Those in Rust link
-//! this library, so that their loops and checks are the same. Those in Python, Java and Go have loops of their own with
-//! the same checks.
+//! this library, so that their loops and checks are the same. Those in Python, Node, Java and Go have loops of their
+//! own, with the same checks.
 
 use std::{
     env,
     ffi::OsString,
     fs,
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::Command,
 };
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
-    compiled,
+    compiled::{self, output},
     parameters::{Job, Kind, Process, Wait},
     plan::{SYSTEM, System, Waits, kernel},
 };
@@ -25,6 +25,8 @@ use crate::{
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers");
 /// The module in Go, of which its benchmark is a part.
 const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/go");
+/// The sides in Python.
+const PYTHON_SIDES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/python/bench/sides.py");
 /// The Rust ones' dependencies, each in the tested version.
 const LOCK: &str = include_str!("../../peers/Cargo.lock");
 
@@ -62,6 +64,14 @@ pub const PYTHON: System = System {
     version: |_| installed(Command::new("python3").arg("--version"), "Python"),
     ..FOREIGN
 };
+/// A process that starts the other, Node.
+pub const NODE: System = System {
+    only: &["stream", "roundtrip"],
+    process: Process { is_both: true, is_unpinned: true, ..FOREIGN.process },
+    build: |system, _, _| node(system.name),
+    version: |_| installed(Command::new("node").arg("--version"), "Node").replace('v', "Node "),
+    ..FOREIGN
+};
 /// Two processes, Go.
 pub const GO: System = System {
     only: &["stream"],
@@ -77,7 +87,7 @@ pub fn elsewhere(job: &Job) -> Result<()> {
 }
 
 fn installed(version: &mut Command, name: &str) -> String {
-    output(version).map_or(name.to_string(), |output| String::from_utf8_lossy(&output.stdout).trim().to_string())
+    output(version).unwrap_or(name.to_string())
 }
 
 /// The version of the crate by which io_uring is used, and the kernel's.
@@ -103,7 +113,24 @@ pub fn python(what: &str) -> Result<Vec<OsString>> {
     let interpreter = env::var_os("PELTON_PYTHON").unwrap_or("python3".into());
     let modules = if what == "pelton-python" { "pelton" } else { "multiprocessing, resource" };
     output(Command::new(&interpreter).args(["-c", &format!("import {modules}")]))?;
-    Ok(vec![interpreter, Path::new(SOURCES).join("python/sides.py").into(), what.into()])
+    Ok(vec![interpreter, PYTHON_SIDES.into(), what.into()])
+}
+
+/// The command that starts a system in Node: `what` is its name there. `./run bench` sets PELTON_NODE to a directory
+/// whose packages it needs, if one of the systems does.
+pub fn node(what: &str) -> Result<Vec<OsString>> {
+    let modules = env::var_os("PELTON_NODE").unwrap_or_default();
+    let side = Path::new(SOURCES).join("node/sides.js");
+    let package = match what {
+        "node-undici" => "undici",
+        "node-grpc" => "@grpc/grpc-js",
+        _ if what.starts_with("pelton") => "pelton",
+        _ => "node:net",
+    };
+    output(Command::new("node").env("NODE_PATH", &modules).args(["-e", &format!("require('{package}')")]))?;
+    let mut path = OsString::from("NODE_PATH=");
+    path.push(modules);
+    Ok(vec!["env".into(), path, "node".into(), side.into(), what.into()])
 }
 
 /// Builds the program in Go; `what` is the system's name there.
@@ -128,7 +155,7 @@ pub fn build_go_library(name: &str, directory: &str) -> Result<()> {
     let mut go = Command::new("go");
     go.args(["build", "-buildmode=c-shared", "-o"]).arg(&library).arg(".").current_dir(directory);
     go.envs([("GOTOOLCHAIN", "local"), ("GO111MODULE", "off"), ("GOFLAGS", "-buildvcs=false"), ("CGO_ENABLED", "1")]);
-    output(&mut go).map(|_| ())
+    output(&mut go).map(drop)
 }
 
 fn build_directory() -> Result<PathBuf> {
@@ -150,7 +177,7 @@ pub fn locked(package: &str) -> String {
 
 /// The version that pom.xml names.
 pub fn aeron_version() -> &'static str {
-    let pom = include_str!("../../peers/aeron/pom.xml");
+    let pom = include_str!("../../../bindings/java/bench/aeron/pom.xml");
     let named = pom.split_once("<aeron.version>").and_then(|(_, rest)| rest.split_once("</aeron.version>"));
     named.map(|(version, _)| version).unwrap_or_default()
 }
@@ -160,7 +187,7 @@ pub fn aeron() -> Result<Vec<OsString>> {
     let place = build_directory()?.join(format!("aeron-{}", aeron_version()));
     fs::create_dir_all(&place).with_context(|| format!("creating {}", place.display()))?;
     let jar = place.join("aeron-all.jar");
-    let source = Path::new(SOURCES).join("aeron");
+    let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/java/bench/aeron"));
     if !jar.exists() {
         let mut maven = Command::new("mvn");
         maven.args(["--batch-mode", "--quiet", "dependency:copy-dependencies", "-Dmdep.stripVersion=true"]);
@@ -181,20 +208,6 @@ pub fn aeron() -> Result<Vec<OsString>> {
     Ok(command)
 }
 
-/// Runs it to its end; the error has its error output.
-fn output(command: &mut Command) -> Result<Output> {
-    let name = Path::new(command.get_program()).display().to_string();
-    let done = command.stdin(Stdio::null()).output().with_context(|| format!("starting `{name}`: is it installed?"))?;
-    if !done.status.success() {
-        let said = [&done.stdout[..], &done.stderr[..]].concat();
-        let said = String::from_utf8_lossy(&said);
-        let lines: Vec<&str> = said.lines().filter(|line| line.to_lowercase().contains("error")).take(3).collect();
-        let said = if lines.is_empty() { said.trim().to_string() } else { lines.join("; ") };
-        bail!("`{name}` failed ({}): {}", done.status, said.chars().take(600).collect::<String>());
-    }
-    Ok(done)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,13 +218,5 @@ mod tests {
             assert!(locked(package).split(' ').nth(1).is_some_and(|v| v.contains('.')), "{package}");
         }
         assert!(aeron_version().contains('.'));
-    }
-
-    #[test]
-    fn a_failed_build_is_reported_with_its_error_output() {
-        let error = output(Command::new("sh").args(["-c", "echo 'error: no luck' >&2; exit 3"])).unwrap_err();
-        assert!(error.to_string().contains("no luck"), "{error}");
-        let error = output(&mut Command::new("/nowhere/at-all")).unwrap_err();
-        assert!(format!("{error:#}").contains("is it installed"), "{error:#}");
     }
 }

@@ -1,11 +1,11 @@
-//! Unix sockets, streams and packets.
+//! Unix sockets: streams, packets with a connection, and packets without one.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use rustix::{
     io::Errno,
     net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt},
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     endpoints::{Receiving, Sending, Transport},
-    parameters::{Job, Wait},
+    parameters::{Job, Role, Wait},
 };
 
 /// One write per message.
@@ -32,14 +32,6 @@ pub struct Stream<const BATCHED: bool>;
 impl<const BATCHED: bool> Transport for Stream<BATCHED> {
     type Sending = FramedSending;
     type Receiving = FramedReceiving;
-
-    fn sending(job: &Job, _direction: &str) -> Result<FramedSending> {
-        Ok(Self::both(job)?.0)
-    }
-
-    fn receiving(job: &Job, _direction: &str) -> Result<FramedReceiving> {
-        Ok(Self::both(job)?.1)
-    }
 
     fn both(job: &Job) -> Result<(FramedSending, FramedReceiving)> {
         let socket = connected(job, SocketType::STREAM)?;
@@ -72,16 +64,31 @@ impl Transport for SockSeqpacket {
     type Sending = PacketSending;
     type Receiving = PacketReceiving;
 
-    fn sending(job: &Job, _direction: &str) -> Result<PacketSending> {
-        Ok(Self::both(job)?.0)
-    }
-
-    fn receiving(job: &Job, _direction: &str) -> Result<PacketReceiving> {
-        Ok(Self::both(job)?.1)
-    }
-
     fn both(job: &Job) -> Result<(PacketSending, PacketReceiving)> {
         let socket = packet_socket(job)?;
+        let wire = Wire::outgoing(socket.try_clone()?, job.wait)?;
+        Ok((PacketSending { wire }, PacketReceiving::new(socket, job, job.wait)?))
+    }
+}
+
+/// A datagram socket: without a connection, so a receiver does not detect the death of its sender. One socket for each
+/// process, bound to the name on which it receives, connected to the one on which it sends.
+pub struct SockDgram;
+
+impl Transport for SockDgram {
+    type Sending = PacketSending;
+    type Receiving = PacketReceiving;
+
+    fn both(job: &Job) -> Result<(PacketSending, PacketReceiving)> {
+        refuse_empty(job)?;
+        let (to, from) = job.directions();
+        let (socket, own) = named(job, from, SocketType::DGRAM)?;
+        fit_packets(&socket, job)?;
+        rustix::net::bind(&socket, &own).context("binding the socket")?;
+        // A receiver of a stream sends nothing.
+        if job.role != Role::Receiver {
+            connect(&socket, &address(job, to)?)?;
+        }
         let wire = Wire::outgoing(socket.try_clone()?, job.wait)?;
         Ok((PacketSending { wire }, PacketReceiving::new(socket, job, job.wait)?))
     }
@@ -97,9 +104,7 @@ impl Sending for PacketSending {
     fn send(&mut self, payload: &[u8]) -> Result<()> {
         let sent =
             self.wire.retry(|fd| rustix::net::send(fd, payload, SendFlags::empty())).context("sending a packet")?;
-        if sent != payload.len() {
-            bail!("the kernel took {sent} bytes of a packet of {}", payload.len());
-        }
+        ensure!(sent == payload.len(), "the kernel took {sent} bytes of a packet of {}", payload.len());
         Ok(())
     }
 }
@@ -117,13 +122,9 @@ impl PacketReceiving {
 
     #[inline]
     fn show<R>(&self, len: usize, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        if len == 0 {
-            bail!("the sender is gone before its last message");
-        }
-        let Some(packet) = self.buffer.get(..len) else {
-            bail!("a packet has {len} bytes, wanted at most {}", self.buffer.len());
-        };
-        Ok(inspect(packet))
+        ensure!(len > 0, "the sender is gone before its last message");
+        ensure!(len <= self.buffer.len(), "a packet has {len} bytes, wanted at most {}", self.buffer.len());
+        Ok(inspect(&self.buffer[..len]))
     }
 }
 
@@ -160,18 +161,25 @@ impl Receiving for PacketReceiving {
     }
 }
 
-pub(super) fn packet_socket(job: &Job) -> Result<OwnedFd> {
-    if job.sizes.min == 0 {
-        bail!("an empty packet is indistinguishable from the end of the connection: measure sizes from 1");
-    }
+/// A connected seqpacket socket that has room for the largest packets.
+pub fn packet_socket(job: &Job) -> Result<OwnedFd> {
+    refuse_empty(job)?;
     let socket = connected(job, SocketType::SEQPACKET)?;
     fit_packets(&socket, job)?;
     Ok(socket)
 }
 
+fn refuse_empty(job: &Job) -> Result<()> {
+    ensure!(
+        job.sizes.min > 0,
+        "an empty packet is indistinguishable from the end of the connection: measure sizes from 1"
+    );
+    Ok(())
+}
+
 /// A packet must fit the send buffer as a whole, with some space for the kernel's own data: requests four of the
 /// largest if the default could not hold two. The kernel doubles the requested size.
-pub(super) fn fit_packets(socket: &OwnedFd, job: &Job) -> Result<()> {
+fn fit_packets(socket: &OwnedFd, job: &Job) -> Result<()> {
     let size_max = job.sizes.max as usize;
     if sockopt::socket_send_buffer_size(socket)? < 2 * size_max {
         let wanted = 2 * size_max + 4096;
@@ -179,47 +187,54 @@ pub(super) fn fit_packets(socket: &OwnedFd, job: &Job) -> Result<()> {
             sockopt::set_socket_send_buffer_size(socket, wanted)?;
         }
         let found = sockopt::socket_send_buffer_size(socket)?;
-        if found < size_max + 4096 {
-            bail!(
-                "found a send buffer of at most {found} bytes, wanted {wanted} for packets of {size_max}: raise net.core.wmem_max or run as root"
-            );
-        }
+        ensure!(
+            found >= size_max + 4096,
+            "found a send buffer of at most {found} bytes, wanted {wanted} for packets of {size_max}: raise net.core.wmem_max or run as root"
+        );
     }
     Ok(())
 }
 
 /// One endpoint of a connection; the other side has the other.
-pub(super) fn connected(job: &Job, kind: SocketType) -> Result<OwnedFd> {
+pub fn connected(job: &Job, kind: SocketType) -> Result<OwnedFd> {
     if job.role.listens() {
         return accepted(job, kind)?.pop().context("nobody is to be accepted");
     }
-    let (socket, address) = named(job, kind)?;
-    // The other side may not listen yet. The program that started both ends this loop by its deadline.
+    let (socket, address) = named(job, SOCKET, kind)?;
+    connect(&socket, &address)?;
+    Ok(socket)
+}
+
+/// Connects, once the other side has bound the name. The program that started both ends this loop by its deadline.
+fn connect(socket: &OwnedFd, address: &SocketAddrUnix) -> Result<()> {
     loop {
-        match rustix::net::connect(&socket, &address) {
-            Ok(()) => return Ok(socket),
+        match rustix::net::connect(socket, address) {
             Err(Errno::NOENT | Errno::CONNREFUSED | Errno::INTR) => std::thread::sleep(Duration::from_millis(1)),
-            Err(error) => {
-                return Err(error).context("connecting to the run's socket");
-            }
+            done => return done.context("connecting to the run's socket"),
         }
     }
 }
 
 /// The connections of all clients, in their order: one, except for a fan-in and for calls.
 pub(super) fn accepted(job: &Job, kind: SocketType) -> Result<Vec<OwnedFd>> {
-    let (socket, address) = named(job, kind)?;
+    let (socket, address) = named(job, SOCKET, kind)?;
     let all = job.senders + job.idle;
     rustix::net::bind(&socket, &address).context("binding the run's socket")?;
     rustix::net::listen(&socket, all as i32).context("listening")?;
     (0..all).map(|_| rustix::net::accept_with(&socket, SocketFlags::CLOEXEC).context("accepting")).collect()
 }
 
-fn named(job: &Job, kind: SocketType) -> Result<(OwnedFd, SocketAddrUnix)> {
-    let path = job.directory.join("socket");
-    let address = SocketAddrUnix::new(&path)
-        .with_context(|| format!("naming the socket {}: set TMPDIR to a shorter path", path.display()))?;
+/// The name of a connection for both directions.
+const SOCKET: &str = "socket";
+
+fn named(job: &Job, name: &str, kind: SocketType) -> Result<(OwnedFd, SocketAddrUnix)> {
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).context("making a socket")?;
-    Ok((socket, address))
+    Ok((socket, address(job, name)?))
+}
+
+fn address(job: &Job, name: &str) -> Result<SocketAddrUnix> {
+    let path = job.directory.join(name);
+    SocketAddrUnix::new(&path)
+        .with_context(|| format!("naming the socket {}: set TMPDIR to a shorter path", path.display()))
 }

@@ -63,7 +63,7 @@ impl Wire {
         Ok(Wire { fd, watch })
     }
 
-    /// As [`Wire::retry`], but returns `None` where it would have to wait, if the descriptor does not.
+    /// Repeats the call until it is not interrupted; `None` where it would have to wait, if the descriptor does not.
     #[inline]
     pub fn try_once<T>(&self, mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> Result<Option<T>> {
         loop {
@@ -76,18 +76,14 @@ impl Wire {
         }
     }
 
-    /// Repeats the call until it is neither interrupted nor would have to wait; waits between as the job says.
+    /// As [`Wire::try_once`], but waits as the job says.
     #[inline]
     pub fn retry<T>(&self, mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> Result<T> {
         loop {
-            match call(self.fd.as_fd()) {
-                Ok(value) => return Ok(value),
-                Err(Errno::AGAIN) => match &self.watch {
-                    Some(watch) => watch.sleep()?,
-                    None => std::hint::spin_loop(),
-                },
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+            match (self.try_once(&mut call)?, &self.watch) {
+                (Some(value), _) => return Ok(value),
+                (None, Some(watch)) => watch.sleep()?,
+                (None, None) => std::hint::spin_loop(),
             }
         }
     }

@@ -23,25 +23,20 @@ use crate::{
     parameters::{Job, Kind, Pass, Role},
     payload::{buffer, first_number, number, stamp, whole},
     plan::{Common, Defaults, Options, Passes, Plan},
-    record::{RATES, SHARES},
+    record::RATES,
     run::exchange,
-    side::{PassReport, Section, passes, work},
+    side::{PassReport, Section, passes},
 };
 
 /// Threads of one process append messages with headers; the buffer flushes them
 ///
-/// Defaults: 16 bytes, lanes of 1 MiB, 25,600,000 messages of each thread; with --file 256 bytes and 1,000,000; or as
-/// many as take two seconds of work. The threads are not pinned.
+/// Defaults: 16 bytes, lanes of 1 MiB, 25,600,000 messages of each thread; with --file 256 bytes and 1,000,000. The
+/// threads are not pinned.
 #[derive(Args)]
 pub struct Append {
     /// Threads, all in one process
     #[arg(long, value_name = "T", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
-
-    /// Nanoseconds of work of each thread for each message
-    #[arg(long, value_name = "NS", default_value_t = 0)]
-    #[arg(value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
-    work: u64,
 
     /// Appends to a file in this directory, removed at the end, instead of to a callback that counts
     ///
@@ -53,10 +48,10 @@ pub struct Append {
 impl Options for Append {
     const NAME: &str = "append";
 
-    fn plan(&self, common: &Common) -> Result<Plan, String> {
+    fn plan(&self, common: &Common) -> Result<Plan> {
         common.no_seconds(Self::NAME)?;
-        if let Some(file) = self.file.as_ref().filter(|file| !file.is_dir()) {
-            return Err(format!("found --file {}, wanted a directory", file.display()));
+        if let Some(file) = &self.file {
+            ensure!(file.is_dir(), "found --file {}, wanted a directory", file.display());
         }
         let (kind, size, most, systems) = match self.file {
             Some(_) => (Kind::AppendFile, 256, 1_000_000, "pelton,write"),
@@ -71,18 +66,17 @@ impl Options for Append {
             sleeps: true,
             systems,
         };
-        let two_seconds = 2_000_000_000u64.checked_div(self.work).unwrap_or(u64::MAX);
-        let mut plan = common.plan(&defaults, |_| most.min(two_seconds).max(1))?;
-        if !(plan.job.sizes.is_fixed() && (8..=65_536).contains(&plan.job.sizes.max)) {
-            return Err(format!("found --size {} with append, wanted one size from 8 to 65536", plan.job.sizes));
-        }
-        if plan.count > u32::MAX.into() {
-            return Err(format!(
-                "found --count {}, wanted at most {}: a header's number has 32 bits",
-                plan.count,
-                u32::MAX
-            ));
-        }
+        let mut plan = common.plan(&defaults, |_| most)?;
+        let Plan { count, job: Job { sizes, .. }, .. } = plan;
+        ensure!(
+            sizes.is_fixed() && (8..=65_536).contains(&sizes.max),
+            "found --size {sizes} with append, wanted one size from 8 to 65536"
+        );
+        ensure!(
+            count <= u32::MAX.into(),
+            "found --count {count}, wanted at most {}: a header's number has 32 bits",
+            u32::MAX
+        );
         (plan.job.threads, plan.job.messages_each) = (self.threads, self.threads);
         if let Some(file) = &self.file {
             plan.job.directory.clone_from(file);
@@ -91,12 +85,10 @@ impl Options for Append {
         Ok(Plan {
             // The kernel places the threads of one process.
             placement: None,
-            work_ns: [self.work; 2],
-            alone: self.work > 0,
             passes: Passes::Counted,
-            own: vec![("work_ns", self.work.into()), ("threads", self.threads.into()), ("file", file.clone().into())],
-            figure: Some(if self.work > 0 { "share_of_own_speed" } else { "messages_per_second" }),
-            columns: vec![RATES, SHARES],
+            own: vec![("threads", self.threads.into()), ("file", file.into())],
+            figure: Some("messages_per_second"),
+            columns: vec![RATES],
             run: exchange,
             ..plan
         })
@@ -175,9 +167,6 @@ pub fn part<S: AppendSystem>(job: &Job) -> Result<()> {
     append::<S, true>(job, &check, checking.clone())?;
     checking.finish(job, &check)?;
     passes(job, |pass| {
-        if pass.alone {
-            return work_alone(job, pass);
-        }
         let counting = Arc::new(Counting { size, ..Counting::default() });
         let report = append::<S, false>(job, pass, counting.clone())?;
         counting.finish(job, pass)?;
@@ -214,47 +203,24 @@ fn append_all<A: Appender, const NUMBERED: bool>(job: &Job, thread: u32, appende
     stamp(&mut payload, first_number(thread));
     // A constant size, which the compiler copies without a call.
     match <[u8; 16]>::try_from(&payload[..]) {
-        Ok(mut payload) => append_each::<A, _, NUMBERED>(job, thread, appender, count, black_box(&mut payload)),
-        Err(_) => append_each::<A, _, NUMBERED>(job, thread, appender, count, black_box(&mut payload)),
+        Ok(mut payload) => append_each::<A, _, NUMBERED>(thread, appender, count, black_box(&mut payload)),
+        Err(_) => append_each::<A, _, NUMBERED>(thread, appender, count, black_box(&mut payload)),
     }
 }
 
 fn append_each<A: Appender, P: AsRef<[u8]> + AsMut<[u8]>, const NUMBERED: bool>(
-    job: &Job,
     thread: u32,
     mut appender: A,
     count: u64,
     payload: &mut P,
 ) -> Result<()> {
-    let steps = job.work_steps();
-    if NUMBERED {
-        for n in 0..count {
+    for n in 0..count {
+        if NUMBERED {
             stamp(payload.as_mut(), first_number(thread) + n);
-            appender.append(n as u32, payload.as_ref())?;
         }
-    } else if steps > 0 {
-        for n in 0..count {
-            work(steps);
-            appender.append(n as u32, payload.as_ref())?;
-        }
-    } else {
-        // A loop of its own: even the check for work would be measurable.
-        for n in 0..count {
-            appender.append(n as u32, payload.as_ref())?;
-        }
+        appender.append(n as u32, payload.as_ref())?;
     }
     Ok(())
-}
-
-/// The work of all threads for so many messages, without the messages.
-fn work_alone(job: &Job, pass: &Pass) -> Result<PassReport> {
-    let section = Section::start(pass)?;
-    thread::scope(|scope| {
-        for _ in 0..job.threads {
-            scope.spawn(|| (0..pass.count).for_each(|_| work(job.work_steps())));
-        }
-    });
-    section.end(0)
 }
 
 /// Counts messages and bytes.

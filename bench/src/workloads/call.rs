@@ -42,7 +42,7 @@ pub struct Call {
     in_flight: u32,
 
     /// One more client, which is not measured, keeps 1,000 calls in flight meanwhile
-    #[arg(long)]
+    #[arg(long, conflicts_with = "rate")]
     beside_flood: bool,
 }
 
@@ -51,20 +51,15 @@ const COLUMNS: &[Column] = &[("calls_per_second", "M calls/s", 1e-6)];
 impl Options for Call {
     const NAME: &str = "call";
 
-    fn plan(&self, common: &Common) -> Result<Plan, String> {
+    fn plan(&self, common: &Common) -> Result<Plan> {
         self.pace.check(common)?;
         let Call { clients, in_flight, beside_flood, .. } = *self;
         let one_cpu = common.placement == Placement::Together;
         let calls = Calls { clients, in_flight, rate: self.pace.rate, beside_flood, one_cpu };
-        if !calls.one_by_one() && (self.pace.rests() || beside_flood) {
-            return Err(
-                "found --rate, --delay or --beside-flood with several calls at a time: leave out --clients and --in-flight"
-                    .to_string(),
-            );
-        }
-        if self.pace.rate.is_some() && beside_flood {
-            return Err("found --rate with --beside-flood: use one of them".to_string());
-        }
+        ensure!(
+            calls.one_by_one() || !(self.pace.rests() || beside_flood),
+            "found --rate, --delay or --beside-flood with several calls at a time: leave out --clients and --in-flight"
+        );
         if beside_flood {
             common.no_seconds("calls beside a flood")?;
         }
@@ -89,15 +84,15 @@ impl Options for Call {
             (_, true) => self.pace.count(200_000),
             (_, false) => 1_000_000,
         })?;
-        if plan.job.sizes.min < 8 && (clients > 1 || beside_flood) {
-            return Err(format!(
-                "found --size {} with several clients, wanted 8 or more: a request begins with its client's number",
-                plan.job.sizes
-            ));
-        }
-        if plan.count < u64::from(clients) {
-            return Err(format!("found --count {}, wanted at least one for each of {clients} clients", plan.count));
-        }
+        let Plan { count, job: Job { sizes, .. }, .. } = plan;
+        ensure!(
+            sizes.min >= 8 || (clients == 1 && !beside_flood),
+            "found --size {sizes} with several clients, wanted 8 or more: a request begins with its client's number"
+        );
+        ensure!(
+            count >= u64::from(clients),
+            "found --count {count}, wanted at least one for each of {clients} clients"
+        );
         (plan.job.calls, plan.job.delay_us) = (calls, self.pace.delay);
         (plan.job.senders, plan.job.idle) = (clients, beside_flood.into());
         (plan.job.messages_each, plan.job.launch.numbered) = (2, true);
@@ -204,25 +199,12 @@ fn run_of_calls(job: &Job, reports: &[Vec<PassReport>]) -> Run {
         ("round_trip_ns", mean_ns),
         ("sleeps_per_wait", (job.calls.one_by_one() && reports[0].len() > 1).then(sleeps_of_both)),
     ] {
-        run.figures.remove(name);
         run.figures.set(name, value);
     }
     // Of several clients the longest time.
-    set_percentiles(&mut run.figures, |of| percentiles().filter_map(of).max());
-    Run { latency: longest(percentiles().map(|percentiles| &percentiles.ladder[..])), ..run }
-}
-
-/// The percentile ladders of several clients: at each quantile the longest time.
-fn longest<'a>(ladders: impl Iterator<Item = &'a [(f64, u64)]>) -> Vec<(f64, u64)> {
-    let mut all: Vec<(f64, u64)> = Vec::new();
-    for &(quantile, ns) in ladders.flatten() {
-        match all.iter_mut().find(|(at, _)| *at == quantile) {
-            Some((_, most)) => *most = ns.max(*most),
-            None => all.push((quantile, ns)),
-        }
-    }
-    all.sort_by(|one, other| one.0.total_cmp(&other.0));
-    all
+    set_percentiles(&mut run.figures, |name| percentiles().filter_map(|client| client.get(name)).max());
+    let ladder = percentiles().next().filter(|_| job.senders == 1).map(|client| client.ladder.clone());
+    Run { latency: ladder.unwrap_or_default(), ..run }
 }
 
 /// Whether a connection has at most one message in flight, in one direction: then blocking calls suffice.
@@ -266,13 +248,8 @@ impl Tally {
 }
 
 /// A service's part.
-pub fn serve(job: &Job, serving: impl Serving) -> Result<()> {
-    serve_warmed_up(job, serving, WARM_UP * job.senders as u64)
-}
-
-/// Serves, after so many calls before the first pass.
-pub fn serve_warmed_up(job: &Job, mut serving: impl Serving, warm_up: u64) -> Result<()> {
-    serving.serve(warm_up)?;
+pub fn serve(job: &Job, mut serving: impl Serving) -> Result<()> {
+    serving.serve(WARM_UP * job.senders as u64)?;
     passes(job, |pass| {
         let section = Section::start(pass)?;
         let tally = serving.serve(pass.count)?;
@@ -549,9 +526,9 @@ mod tests {
 
     #[test]
     fn calls_last_from_the_first_client_to_the_last_and_the_slowest_is_reported() {
-        let percentiles = |p99_ns: u64, ladder: &[(f64, u64)]| {
-            let ladder = ladder.to_vec();
-            Some(Percentiles { p99_ns: Some(p99_ns), mean_ns: 50.0, ladder, ..Percentiles::default() })
+        let percentiles = |p99_ns: u64| {
+            let named = [("p99_ns".to_string(), Some(p99_ns))].into();
+            Some(Percentiles { mean_ns: 50.0, ladder: vec![(1.0, p99_ns)], named })
         };
         let part = |start_ns, end_ns, percentiles| PassReport {
             start_ns,
@@ -569,11 +546,7 @@ mod tests {
         job.launch.numbered = true;
         let reports = [
             vec![service(), part(1000, 900_001_000, None), part(1500, 1_000_001_000, None)],
-            vec![
-                service(),
-                part(0, 1, percentiles(70, &[(0.5, 30), (1.0, 80)])),
-                part(0, 1, percentiles(90, &[(0.5, 20), (0.9, 90), (1.0, 95)])),
-            ],
+            vec![service(), part(0, 1, percentiles(70)), part(0, 1, percentiles(90))],
         ];
         let run = run_of_calls(&job, &reports);
         assert_eq!((run.figures.get("seconds"), run.figures.get("calls_per_second")), (Some(1.0), Some(10.0)));
@@ -582,14 +555,15 @@ mod tests {
             (Some(20.0), Some(1280.0))
         );
         assert_eq!((run.figures.get("p99_ns"), run.figures.get("round_trip_ns")), (Some(90.0), None));
-        assert_eq!(run.latency, [(0.5, 30), (0.9, 90), (1.0, 95)]);
+        assert_eq!(run.latency, []);
         assert_eq!(run.sides.keys().collect::<Vec<_>>(), ["client-1", "client-2", "service"]);
 
         // Calls at a low rate: the time between them is no part of theirs.
         let calls = Calls { rate: Some(10), ..Calls::default() };
         let passes = vec![Pass { count: 10, time_each: true, ..Pass::default() }];
         let job = Job { calls, delay_us: 0, ..job_of(ROLES, passes) };
-        let run = run_of_calls(&job, &[vec![service(), part(0, 1_000_000_000, percentiles(90, &[]))]]);
+        let run = run_of_calls(&job, &[vec![service(), part(0, 1_000_000_000, percentiles(90))]]);
         assert_eq!((run.figures.get("round_trip_ns"), run.figures.get("calls_per_second")), (Some(50.0), None));
+        assert_eq!(run.latency, [(1.0, 90)]);
     }
 }

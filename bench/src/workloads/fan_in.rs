@@ -36,11 +36,12 @@ pub struct FanIn {
 impl Options for FanIn {
     const NAME: &str = "fan-in";
 
-    fn plan(&self, common: &Common) -> Result<Plan, String> {
+    fn plan(&self, common: &Common) -> Result<Plan> {
         let FanIn { senders, idle, .. } = *self;
-        if senders == 0 || u64::from(senders) + u64::from(idle) > 1024 {
-            return Err(format!("found --senders {senders} --idle {idle}, wanted 1 to 1024 together, one that sends"));
-        }
+        ensure!(
+            senders > 0 && u64::from(senders) + u64::from(idle) <= 1024,
+            "found --senders {senders} --idle {idle}, wanted 1 to 1024 together, one that sends"
+        );
         let defaults = Defaults {
             workload: Self::NAME,
             kind: Kind::FanIn,
@@ -54,15 +55,15 @@ impl Options for FanIn {
             ..ONE_WAY
         };
         let mut plan = common.plan(&defaults, stream::count)?;
-        if plan.job.sizes.min < 8 {
-            return Err(format!(
-                "found --size {} with fan-in, wanted 8 or more: a message begins with its sender's number",
-                plan.job.sizes
-            ));
-        }
-        if plan.count < u64::from(senders) {
-            return Err(format!("found --count {}, wanted at least one for each of {senders} senders", plan.count));
-        }
+        let Plan { count, job: Job { sizes, .. }, .. } = plan;
+        ensure!(
+            sizes.min >= 8,
+            "found --size {sizes} with fan-in, wanted 8 or more: a message begins with its sender's number"
+        );
+        ensure!(
+            count >= u64::from(senders),
+            "found --count {count}, wanted at least one for each of {senders} senders"
+        );
         (plan.job.senders, plan.job.idle, plan.job.launch.numbered) = (senders, idle, true);
         Ok(Plan {
             own: vec![("senders", senders.into()), ("idle", idle.into())],

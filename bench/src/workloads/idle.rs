@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
 
 use crate::{
-    parameters::{Job, Role},
+    parameters::Job,
     plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan, Setting},
     record::{Column, Run},
     run::deadline,
@@ -28,11 +28,12 @@ const BEFORE: Duration = Duration::from_millis(200);
 impl Options for Idle {
     const NAME: &str = "idle";
 
-    fn plan(&self, common: &Common) -> Result<Plan, String> {
+    fn plan(&self, common: &Common) -> Result<Plan> {
         common.no_seconds(Self::NAME)?;
-        if common.size.is_some() || common.count.is_some() {
-            return Err("found --size or --count with idle, which sends nothing: leave them out".to_string());
-        }
+        ensure!(
+            common.size.is_none() && common.count.is_none(),
+            "found --size or --count with idle, which sends nothing: leave them out"
+        );
         let defaults = Defaults {
             workload: Self::NAME,
             size: 64,
@@ -47,14 +48,9 @@ impl Options for Idle {
 
 fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
     let mut sides = Sides::new(setting.interrupts, deadline(job));
-    for role in [Role::Receiver, Role::Sender] {
-        sides.start(job, role, 0, setting.cpus)?;
-    }
     let (receiver, sender) = (0, 1);
-    sides.expect_word(receiver, "ready")?;
-    sides.expect_word(sender, "ready")?;
-    sides.order_go(receiver)?;
-    sides.expect_word(receiver, "started")?;
+    sides.start_both(job, setting.cpus)?;
+    sides.order_start(receiver)?;
     sides.expect_silence(BEFORE)?;
     let (before, start) = (sides.usages()?, Instant::now());
     sides.expect_silence(WINDOW)?;

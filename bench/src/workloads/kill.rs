@@ -45,7 +45,7 @@ const COLUMNS: &[Column] = &[
 impl Options for Kill {
     const NAME: &str = "kill";
 
-    fn plan(&self, common: &Common) -> Result<Plan, String> {
+    fn plan(&self, common: &Common) -> Result<Plan> {
         common.no_seconds(Self::NAME)?;
         common.one_size(Self::NAME)?;
         let defaults = Defaults {
@@ -156,12 +156,8 @@ fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
         let directory = directory(job)?;
         let job = Job { directory: directory.path().to_path_buf(), ..job.clone() };
         let mut sides = Sides::new(setting.interrupts, deadline(&job));
-        sides.start(&job, Role::Receiver, 0, setting.cpus)?;
-        sides.start(&job, Role::Sender, 0, setting.cpus)?;
-        sides.expect_word(0, "ready")?;
-        sides.expect_word(1, "ready")?;
-        sides.order_go(0)?;
-        sides.expect_word(0, "started")?;
+        sides.start_both(&job, setting.cpus)?;
+        sides.order_start(0)?;
         sides.order_go(1)?;
         // The sides may need long to get under way. The clock's last digits choose the moment of the kill.
         for side in [0, 1] {

@@ -1,6 +1,7 @@
 //! As a stream, but both sides work for each message, and one of them ten times as long as the other: one of them waits
 //! most of the time. The loops are those of a stream.
 
+use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::{
@@ -36,7 +37,7 @@ enum Slow {
 impl Options for Lopsided {
     const NAME: &str = "lopsided";
 
-    fn plan(&self, common: &Common) -> Result<Plan, String> {
+    fn plan(&self, common: &Common) -> Result<Plan> {
         common.no_seconds(Self::NAME)?;
         let defaults = Defaults {
             workload: Self::NAME,

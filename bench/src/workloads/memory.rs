@@ -40,7 +40,7 @@ const COLUMNS: &[Column] = &[
 impl Options for Memory {
     const NAME: &str = "memory";
 
-    fn plan(&self, common: &Common) -> Result<Plan, String> {
+    fn plan(&self, common: &Common) -> Result<Plan> {
         common.no_seconds(Self::NAME)?;
         common.one_size(Self::NAME)?;
         let defaults = Defaults {
@@ -170,18 +170,14 @@ pub fn resident_bytes(pids: &[u32]) -> Result<u64> {
 /// Memory without messages, with the backlog, and after all were received.
 fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
     let mut sides = Sides::new(setting.interrupts, deadline(job));
-    sides.start(job, Role::Receiver, 0, setting.cpus)?;
-    sides.start(job, Role::Sender, 0, setting.cpus)?;
     let (receiver, sender) = (0, 1);
-    sides.expect_word(receiver, "ready")?;
-    sides.expect_word(sender, "ready")?;
+    sides.start_both(job, setting.cpus)?;
     let resident = |sides: &Sides<'_>| resident_bytes(&sides.pids());
     let before = resident(&sides)?;
     sides.order_go(sender)?;
     let held: u64 = sides.line(sender)?.parse().context("reading how many messages were sent")?;
     let filled = resident(&sides)?;
-    sides.order_go(receiver)?;
-    sides.expect_word(receiver, "started")?;
+    sides.order_start(receiver)?;
     let reports: [PassReport; 2] = [sides.report(receiver)?, sides.report(sender)?];
     let drained = resident(&sides)?;
     sides.end()?;

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// All of them, in the order of the help.
-pub static WORKLOADS: [Workload; 12] = [
+pub static WORKLOADS: &[Workload] = &[
     workload::<stream::Stream>(),
     workload::<roundtrip::Roundtrip>(),
     workload::<burst::Burst>(),
@@ -43,8 +43,7 @@ pub static WORKLOADS: [Workload; 12] = [
 /// One side's part in a workload between two processes. Those that are not here have the loops of a stream.
 pub fn part<T: Transport>(job: &Job) -> Result<()> {
     match job.workload.as_str() {
-        roundtrip::Roundtrip::NAME => roundtrip::part::<T>(job),
-        burst::Burst::NAME => burst::part::<T>(job),
+        roundtrip::Roundtrip::NAME | burst::Burst::NAME => roundtrip::part::<T>(job),
         memory::Memory::NAME => memory::part::<T>(job),
         kill::Kill::NAME => kill::part::<T>(job),
         _ => stream::part::<T>(job),

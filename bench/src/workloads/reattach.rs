@@ -28,7 +28,7 @@ const COLUMNS: &[Column] =
 impl Options for Reattach {
     const NAME: &str = "reattach";
 
-    fn plan(&self, common: &Common) -> Result<Plan, String> {
+    fn plan(&self, common: &Common) -> Result<Plan> {
         common.no_seconds(Self::NAME)?;
         common.one_size(Self::NAME)?;
         let defaults = Defaults {

@@ -3,11 +3,14 @@
 use anyhow::{Result, bail, ensure};
 use clap::Args;
 
-use super::stream::{receive, send};
+use super::{
+    burst::Burst,
+    stream::{receive, send},
+};
 use crate::{
     endpoints::{Receiving, Sending, Transport},
     measure::{delay, now_ns},
-    parameters::{Job, Kind, Role},
+    parameters::{Job, Kind, Role, SizeRange, SizeSequence},
     payload::{Payloads, WARM_UP, expected, glance, number, whole},
     plan::{Common, Defaults, Options, Passes, Plan},
     record::LATENCY,
@@ -36,7 +39,8 @@ pub struct Pace {
     /// How many are due in a second [default: unlimited]
     ///
     /// The time of each counts from its due time, however late the answer before it was.
-    #[arg(long, value_name = "PER_SECOND", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "PER_SECOND", conflicts_with = "delay")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub rate: Option<u32>,
 }
 
@@ -46,15 +50,10 @@ impl Pace {
         self.delay > 0 || self.rate.is_some()
     }
 
-    /// Checks the two against each other, and against `--seconds`.
-    pub fn check(&self, common: &Common) -> Result<(), String> {
+    /// Checks them, also against `--seconds`.
+    pub fn check(&self, common: &Common) -> Result<()> {
         // An hour: beyond it a sum of delays could overflow.
-        if self.delay > 3_600_000_000 {
-            return Err(format!("found --delay {}, wanted at most 3600000000 microseconds", self.delay));
-        }
-        if self.rate.is_some() && self.delay > 0 {
-            return Err("found --rate with --delay: use one of them".to_string());
-        }
+        ensure!(self.delay <= 3_600_000_000, "found --delay {}, wanted at most 3600000000 microseconds", self.delay);
         if self.rate.is_some() { common.no_seconds("messages at a rate") } else { Ok(()) }
     }
 
@@ -71,7 +70,7 @@ impl Pace {
 impl Options for Roundtrip {
     const NAME: &str = "roundtrip";
 
-    fn plan(&self, common: &Common) -> Result<Plan, String> {
+    fn plan(&self, common: &Common) -> Result<Plan> {
         self.pace.check(common)?;
         let defaults = Defaults {
             workload: Self::NAME,
@@ -100,103 +99,112 @@ impl Options for Roundtrip {
     }
 }
 
-/// One side's part.
+/// One side's part. A round is a burst of messages there, and the last of them back; usually a burst of one.
 pub fn part<T: Transport>(job: &Job) -> Result<()> {
-    let delay_ns = job.delay_us * 1000;
-    match job.role {
-        Role::Asker => {
-            let mut payloads = Payloads::new(job.sizes.max as usize);
-            let (mut sending, mut receiving) = T::both(job)?;
-            for n in 0..WARM_UP {
-                ask(&mut sending, &mut receiving, (&mut payloads, job.sizes.max as usize), n, 0, whole)?;
-            }
-            let mut histogram = histogram()?;
-            passes(job, |pass| {
-                histogram.reset();
-                let mut sizes = job.sizes.sequence();
-                payloads.begin(0);
-                let mut bytes = 0;
-                let section = Section::start(pass)?;
-                let mut schedule = Schedule::of(job);
-                for n in 0..pass.count {
-                    let size = sizes.next_size();
-                    bytes += size as u64;
-                    if let Some(schedule) = &mut schedule {
-                        // From its due time, not from its sending: a message that waits for a late reply is late
-                        // itself.
-                        let due = schedule.wait_for(n);
-                        ask(&mut sending, &mut receiving, (&mut payloads, size), n, 0, glance)?;
-                        histogram.saturating_record(now_ns() - due);
-                    } else if pass.time_each {
-                        let start = now_ns();
-                        ask(&mut sending, &mut receiving, (&mut payloads, size), n, delay_ns, glance)?;
-                        histogram.saturating_record((now_ns() - start).saturating_sub(2 * delay_ns));
-                    } else {
-                        ask(&mut sending, &mut receiving, (&mut payloads, size), n, delay_ns, glance)?;
-                    }
-                }
-                let mut report = section.end(bytes)?;
-                report.percentiles = pass.time_each.then(|| Percentiles::of(&histogram));
-                if let Some(schedule) = schedule {
-                    schedule.leave_out(&mut report);
-                }
-                Ok(report)
-            })
-        }
-        Role::Answerer => {
-            let (mut sending, mut receiving) = T::both(job)?;
-            for n in 0..WARM_UP {
-                answer(&mut sending, &mut receiving, n, 0, whole)?;
-            }
-            sending.settle()?;
-            passes(job, |pass| {
-                let mut bytes = 0;
-                let section = Section::start(pass)?;
-                for n in 0..pass.count {
-                    bytes += answer(&mut sending, &mut receiving, n, delay_ns, glance)? as u64;
-                }
-                sending.settle()?;
-                section.end(bytes)
-            })
-        }
-        role => bail!("the {} has no part in this", role.name()),
+    match (job.role, job.option(Burst::NAME)) {
+        // A constant, so that a round of one message has no loop over its messages.
+        (Role::Asker, 0) => ask::<T>(job, 1),
+        (Role::Asker, burst) => ask::<T>(job, burst),
+        (Role::Answerer, 0) => answer::<T>(job, 1),
+        (Role::Answerer, burst) => answer::<T>(job, burst),
+        (role, _) => bail!("the {} has no part in this", role.name()),
     }
 }
 
-/// One round of the asker's.
 #[inline(always)]
-fn ask(
-    sending: &mut impl Sending,
-    receiving: &mut impl Receiving,
-    (payloads, size): (&mut Payloads, usize),
-    n: u64,
-    delay_ns: u64,
-    check: impl FnOnce(&[u8]) -> bool,
-) -> Result<()> {
-    delay(delay_ns);
-    send(sending, payloads, size, n)?;
-    sending.flush()?;
-    let came = receive(receiving, n, check)?;
-    ensure!(came == size, "round {n} went out with {size} bytes and came back with {came}");
-    Ok(())
+fn ask<T: Transport>(job: &Job, burst: u64) -> Result<()> {
+    let (mut payloads, delay_ns) = (Payloads::new(job.sizes.max as usize), job.delay_us * 1000);
+    let mut ends = T::both(job)?;
+    let mut largest = SizeRange::fixed(job.sizes.max).sequence();
+    for round in 0..WARM_UP {
+        ask_once(&mut ends, &mut payloads, &mut largest, (round, burst), 0, whole)?;
+    }
+    let mut histogram = histogram()?;
+    passes(job, |pass| {
+        histogram.reset();
+        let (mut sizes, mut bytes) = (job.sizes.sequence(), 0);
+        payloads.begin(0);
+        let section = Section::start(pass)?;
+        let mut schedule = Schedule::of(job);
+        for round in 0..pass.count {
+            // From its due time, not from its sending: a message that waits for a late reply is late itself.
+            let start_ns = match &mut schedule {
+                Some(schedule) => schedule.wait_for(round),
+                None if pass.time_each => now_ns(),
+                None => 0,
+            };
+            bytes += ask_once(&mut ends, &mut payloads, &mut sizes, (round, burst), delay_ns, glance)?;
+            if pass.time_each {
+                histogram.saturating_record((now_ns() - start_ns).saturating_sub(2 * delay_ns));
+            }
+        }
+        let mut report = section.end(bytes)?;
+        report.percentiles = pass.time_each.then(|| Percentiles::of(&histogram));
+        if let Some(schedule) = schedule {
+            schedule.leave_out(&mut report);
+        }
+        Ok(report)
+    })
 }
 
-/// One round of the answerer's: sends back the copied bytes. Returns their number.
 #[inline(always)]
-fn answer(
-    sending: &mut impl Sending,
-    receiving: &mut impl Receiving,
-    n: u64,
+fn answer<T: Transport>(job: &Job, burst: u64) -> Result<()> {
+    let mut ends = T::both(job)?;
+    (0..WARM_UP).try_for_each(|round| answer_once(&mut ends, (round, burst), 0, whole).map(|_| ()))?;
+    ends.0.settle()?;
+    passes(job, |pass| {
+        let mut bytes = 0;
+        let section = Section::start(pass)?;
+        for round in 0..pass.count {
+            bytes += answer_once(&mut ends, (round, burst), job.delay_us * 1000, glance)?;
+        }
+        ends.0.settle()?;
+        section.end(bytes)
+    })
+}
+
+/// One round of the asker's. Returns the bytes there.
+#[inline(always)]
+fn ask_once<S: Sending, R: Receiving>(
+    (sending, receiving): &mut (S, R),
+    payloads: &mut Payloads,
+    sizes: &mut SizeSequence,
+    (round, burst): (u64, u64),
     delay_ns: u64,
-    check: impl FnOnce(&[u8]) -> bool,
-) -> Result<usize> {
+    check: impl Fn(&[u8]) -> bool,
+) -> Result<u64> {
+    delay(delay_ns);
+    let (mut bytes, mut size, end) = (0, 0, (round + 1) * burst);
+    for n in round * burst..end {
+        size = sizes.next_size();
+        send(sending, payloads, size, n)?;
+        bytes += size as u64;
+    }
+    sending.flush()?;
+    let came = receive(receiving, end - 1, check)?;
+    ensure!(came == size, "round {round} went out with {size} bytes and came back with {came}");
+    Ok(bytes)
+}
+
+/// One round of the answerer's: sends back the copied bytes of the last message. Returns the bytes that came.
+#[inline(always)]
+fn answer_once<S: Sending, R: Receiving>(
+    (sending, receiving): &mut (S, R),
+    (round, burst): (u64, u64),
+    delay_ns: u64,
+    check: impl Fn(&[u8]) -> bool,
+) -> Result<u64> {
+    let (mut bytes, last) = (0, (round + 1) * burst - 1);
+    for n in round * burst..last {
+        bytes += receive(receiving, n, &check)? as u64;
+    }
     let (size, right) = receiving.receive(|message| {
-        let right = number(message) == expected(n, message.len()) && check(message);
+        let right = number(message) == expected(last, message.len()) && check(message);
         delay(delay_ns);
         sending.send(message)?;
         sending.flush()?;
         anyhow::Ok((message.len(), right))
     })??;
-    ensure!(right, "round {n} did not come as it was sent");
-    Ok(size)
+    ensure!(right, "round {round} did not come as it was sent");
+    Ok(bytes + size as u64)
 }

@@ -22,7 +22,7 @@ pub struct Stream {}
 impl Options for Stream {
     const NAME: &str = "stream";
 
-    fn plan(&self, common: &Common) -> Result<Plan, String> {
+    fn plan(&self, common: &Common) -> Result<Plan> {
         let defaults = Defaults {
             workload: Self::NAME,
             systems: "pelton,limits,pipe,sock-stream,sock-stream-batched,sock-seqpacket",

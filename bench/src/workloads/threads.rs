@@ -29,7 +29,7 @@ pub struct Threads {}
 impl Options for Threads {
     const NAME: &str = "threads";
 
-    fn plan(&self, common: &Common) -> Result<Plan, String> {
+    fn plan(&self, common: &Common) -> Result<Plan> {
         common.one_size(Self::NAME)?;
         let defaults = Defaults {
             workload: Self::NAME,

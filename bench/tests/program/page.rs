@@ -25,15 +25,6 @@ fn chromium() -> Option<PathBuf> {
     env::split_paths(&path).flat_map(|place| names.map(|name| place.join(name))).find(|place| place.is_file())
 }
 
-/// Whether there is a browser; without one prints which test is skipped.
-fn can_draw(what: &str) -> bool {
-    let found = chromium().is_some();
-    if !found {
-        eprintln!("LEFT OUT: {what}, for Chromium is missing: install the package chromium");
-    }
-    found
-}
-
 /// The page after its script has run, in a window of `width`; `probe` runs after it and puts its result in the title.
 fn drawn(page: &Path, width: u32, probe: &str) -> String {
     let with_probe = page.with_file_name(format!("probe-{width}.html"));
@@ -59,8 +50,16 @@ fn drawn(page: &Path, width: u32, probe: &str) -> String {
     dom
 }
 
-fn title(dom: &str) -> &str {
-    dom.split_once("<title>").and_then(|(_, rest)| rest.split_once("</title>")).expect("a title").0
+/// What `probe` results in, if the page has no faults, and the page; None without a browser.
+fn probed(page: &Path, width: u32, probe: &str) -> Option<(String, String)> {
+    if chromium().is_none() {
+        eprintln!("LEFT OUT: what a browser draws of the page, for Chromium is missing: install the package chromium");
+        return None;
+    }
+    let dom = drawn(page, width, probe);
+    let title = dom.split_once("<title>").and_then(|(_, rest)| rest.split_once("</title>")).expect("a title").0;
+    let found = title.strip_prefix("faults  | ").unwrap_or_else(|| panic!("{title}"));
+    Some((found.to_string(), dom))
 }
 
 /// Results with a part of every plot, and their page: for all tests, in the target directory.
@@ -112,21 +111,15 @@ fn the_page_is_one_file_that_contains_the_results() {
 
 #[test]
 fn a_browser_draws_every_plot_and_a_table_beside_it() {
-    if !can_draw("what a browser draws of the page") {
-        return;
-    }
     let (page, lines) = results();
     let probe = "[document.querySelectorAll('main svg[role=img]').length, \
         document.querySelectorAll('svg[role=img]:not([aria-label])').length, \
         document.querySelectorAll('main table').length, \
         document.querySelectorAll('th:not([scope])').length].join(' ')";
-    let dom = drawn(page, 1200, probe);
+    let Some((counts, dom)) = probed(page, 1200, probe) else { return };
     // Two of throughput, two by percentile, one by load (the rounds are too few for 99 %); a table for each command,
     // and two more.
-    let counts: Vec<usize> =
-        title(&dom).rsplit_once("| ").unwrap().1.split(' ').map(|count| count.parse().unwrap()).collect();
-    assert!(title(&dom).starts_with("faults  |"), "{}", title(&dom));
-    assert_eq!(counts, [5, 0, 14, 0], "{}", title(&dom));
+    assert_eq!(counts, "5 0 14 0");
     for words in [
         "Messages a second, by message size",
         "by percentile",
@@ -143,42 +136,30 @@ fn a_browser_draws_every_plot_and_a_table_beside_it() {
     // Each skipped system has its reason, and each command is there.
     let skipped = lines.iter().find_map(|line| line["skipped"].as_str()).unwrap();
     assert!(dom.contains(&skipped.replace('&', "&amp;")), "{skipped}");
-    for line in lines {
-        if let Some(command) = line["command"].as_str() {
-            assert!(dom.contains(command), "{command}");
-        }
+    for command in lines.iter().filter_map(|line| line["command"].as_str()) {
+        assert!(dom.contains(command), "{command}");
     }
 }
 
 #[test]
 fn any_two_systems_differ_even_without_colours() {
-    if !can_draw("how systems are distinguished") {
-        return;
-    }
-    let (page, _) = results();
     // More systems than any plot has; one more name each time, as larger results would have.
     let probe = "(() => { while (labels.length < 36) labels.push('system ' + labels.length); \
         return new Set(labels.map(l => style(l).dash + '|' + style(l).mark)).size; })()";
-    let dom = drawn(page, 1000, probe);
-    assert_eq!(title(&dom).rsplit_once("| ").unwrap().1, "36", "{}", title(&dom));
+    let found = probed(&results().0, 1000, probe);
+    assert!(found.is_none_or(|(styles, _)| styles == "36"));
 }
 
 #[test]
 fn a_phone_need_not_scroll_sideways_and_shows_readable_figures() {
-    if !can_draw("how wide the page is on a phone") {
-        return;
-    }
     let (page, _) = results();
     // A headless Chromium's window is at least 500 wide: the test puts the page into a narrower frame. A drawing's
     // text has size 12: how large is that, and is any drawing wider than its place?
     let frame = page.with_file_name("frame.html");
-    fs::write(
-        &frame,
-        "<!doctype html><html><head></head><body><iframe id=f style='width:360px;height:800px;border:0'></iframe></body></html>",
-    )
-    .unwrap();
-    let inner = fs::read_to_string(page).unwrap();
-    let inner = serde_json::to_string(&inner).unwrap().replace('<', "\\u003c");
+    let text = "<!doctype html><html><head></head><body>\
+        <iframe id=f style='width:360px;height:800px;border:0'></iframe></body></html>";
+    fs::write(&frame, text).unwrap();
+    let inner = serde_json::to_string(&fs::read_to_string(page).unwrap()).unwrap().replace('<', "\\u003c");
     let probe = format!(
         "(() => {{ const d = document.getElementById('f').contentDocument; d.open(); d.write({inner}); d.close(); \
          const e = d.documentElement; const drawings = [...d.querySelectorAll('main svg[role=img]')]; \
@@ -186,19 +167,15 @@ fn a_phone_need_not_scroll_sideways_and_shows_readable_figures() {
          const wide = drawings.filter(svg => svg.getBoundingClientRect().right > e.clientWidth).length; \
          return [e.clientWidth, e.scrollWidth, d.body.dataset.drawn, Math.floor(12 * Math.min(...scales)), wide].join(' '); }})()"
     );
-    let dom = drawn(&frame, 900, &probe);
-    let found: Vec<u32> = title(&dom).rsplit_once("| ").unwrap().1.split(' ').map(|n| n.parse().unwrap()).collect();
-    assert!(found[0] <= 360 && found[1] <= found[0] && found[2] >= 5, "{found:?}: {}", title(&dom));
+    let Some((found, _)) = probed(&frame, 900, &probe) else { return };
+    let found: Vec<u32> = found.split(' ').map(|n| n.parse().unwrap()).collect();
+    assert!(found[0] <= 360 && found[1] <= found[0] && found[2] >= 5, "{found:?}");
     assert!(found[3] >= 11, "{found:?}: text of less than 11 pixels");
     assert_eq!(found[4], 0, "a drawing goes on beyond the screen");
 }
 
 #[test]
 fn no_words_of_a_drawing_overlap() {
-    if !can_draw("where a drawing's words are") {
-        return;
-    }
-    let (page, _) = results();
     // Beside the page's drawings one with more decades and sizes than it has.
     let probe = "(() => { \
         const points = [1, 10, 100, 1e3, 1e4, 1e5].map(x => [x, x * x]); \
@@ -211,7 +188,6 @@ fn no_words_of_a_drawing_overlap() {
         } \
         return crossed.join(', '); })()";
     for width in [1200, 500] {
-        let dom = drawn(page, width, probe);
-        assert_eq!(title(&dom), "faults  | ", "in a window of {width}");
+        assert!(probed(&results().0, width, probe).is_none_or(|(crossed, _)| crossed.is_empty()), "{width}");
     }
 }

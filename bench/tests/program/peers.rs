@@ -71,8 +71,17 @@ fn peers_between_processes_are_measured_in_every_workload_of_their_own() {
 #[ignore = "fetches Aeron: ./run test-bench languages"]
 fn peers_in_other_languages_are_measured() {
     let go = &["pelton-go", "go-sock-stream"];
-    let python_and_go =
-        &["multiprocessing-queue", "multiprocessing-pipe", "pelton-python", "pelton-go", "go-sock-stream"];
+    let all_but_aeron = &[
+        "multiprocessing-queue",
+        "multiprocessing-pipe",
+        "pelton-python",
+        "pelton-node",
+        "node-child-process",
+        "node-worker",
+        "node-sock-stream",
+        "pelton-go",
+        "go-sock-stream",
+    ];
     suite_is_measured(
         "languages",
         &[
@@ -81,8 +90,8 @@ fn peers_in_other_languages_are_measured() {
             ("roundtrip --size 64 --count 500", &[]),
             ("roundtrip --size 8..40000 --count 200", &[]),
             // Larger than a fragment of Aeron's.
-            ("stream --size 65536 --count 500", python_and_go),
-            ("roundtrip --size 65536 --count 100", python_and_go),
+            ("stream --size 65536 --count 500", all_but_aeron),
+            ("roundtrip --size 65536 --count 100", all_but_aeron),
             ("call --size 64 --count 2000", &[]),
             ("call --size 64 --in-flight 10 --count 2000", &[]),
         ],

@@ -487,6 +487,37 @@ static void a_full_lane_takes_no_part_and_stores_the_last_reply(void) {
     end();
 }
 
+static void a_request_carries_its_traceparent(void) {
+    static const char valid[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    /* The last two are as none: upper case, and no trace. */
+    static const char *const given[] = {valid, NULL, "00-4BF92F3577B34DA6A3CE929D0E0E4736-00F067AA0BA902B7-01",
+                                        "00-00000000000000000000000000000000-00f067aa0ba902b7-01"};
+    static char large[100000];
+    begin();
+    for (size_t i = 0; i < 8; i++) {
+        size_t size = i < 4 ? 5 : sizeof large;
+        const char *traceparent = given[i % 4];
+        char found[PELTON_TRACEPARENT_SIZE] = "unchanged";
+        pelton_request request;
+        uint64_t call;
+        memset(large, (int)i, sizeof large);
+        OK(pelton_client_submit_traced(client, large, size, traceparent, 0, SOON, &call));
+        while (pelton_service_receive(service, PELTON_NO_WAIT, &request) == PELTON_AGAIN) {
+            /* Writes the next piece. */
+            CHECK(pelton_client_arm(client) >= 0);
+            OK(pelton_client_disarm(client));
+        }
+        CHECK(request.size == size && memcmp(request.data, large, size) == 0);
+        CHECK(pelton_responder_traceparent(request.responder, found) == (traceparent == valid));
+        OK(pelton_service_release(service));
+        /* Also after the release. */
+        CHECK(pelton_responder_traceparent(request.responder, found) == (traceparent == valid));
+        CHECK(strcmp(found, traceparent == valid ? valid : "unchanged") == 0);
+        OK(pelton_responder_reply(request.responder, "", 0));
+    }
+    end();
+}
+
 /* ---- Giving up --------------------------------------------------------------------------------------------------- */
 
 static void a_service_detects_a_cancelled_call_and_its_late_reply_is_dropped(void) {
@@ -925,6 +956,7 @@ int main(void) {
         TEST(notifications_come_in_order_and_have_no_responder),
         TEST(a_stream_comes_in_order_to_a_slow_reader_while_others_are_served),
         TEST(a_full_lane_takes_no_part_and_stores_the_last_reply),
+        TEST(a_request_carries_its_traceparent),
         TEST(a_service_detects_a_cancelled_call_and_its_late_reply_is_dropped),
         TEST(a_call_is_cancelled_at_its_deadline),
         TEST(calls_of_a_killed_service_fail_immediately),

@@ -25,7 +25,7 @@ static void ignore(void *context, const pelton_request *one) {
 }
 
 static void null_is_refused_everywhere(void) {
-    char name[128];
+    char name[128], text[PELTON_TRACEPARENT_SIZE];
     FAILS(pelton_client_open(NULL, NULL, &client), PELTON_NULL, "name is NULL");
     FAILS(pelton_client_open("x", NULL, NULL), PELTON_NULL, "out is NULL");
     FAILS(pelton_service_open(NULL, NULL, &service), PELTON_NULL, "name is NULL");
@@ -44,6 +44,8 @@ static void null_is_refused_everywhere(void) {
     FAILS(pelton_responder_end(NULL), PELTON_NULL, "responder is NULL");
     FAILS(pelton_responder_part(NULL, "x", 1, SOON), PELTON_NULL, "responder is NULL");
     FAILS(pelton_responder_is_cancelled(NULL), PELTON_NULL, "responder is NULL");
+    FAILS(pelton_responder_traceparent(NULL, text), PELTON_NULL, "responder is NULL");
+    FAILS(pelton_client_submit_traced(NULL, NULL, 0, NULL, 0, PELTON_NO_WAIT, &call), PELTON_NULL, "client is NULL");
 
     begin_call();
     FAILS(pelton_client_call(client, NULL, 1, SOON, &answer), PELTON_NULL, "data is NULL");
@@ -61,10 +63,13 @@ static void null_is_refused_everywhere(void) {
     FAILS(pelton_responder_fail(responder, 1, NULL, 1), PELTON_NULL, "data is NULL");
     FAILS(pelton_responder_part(responder, NULL, 1, SOON), PELTON_NULL, "data is NULL");
     FAILS(pelton_responder_reserve(responder, 1, NULL), PELTON_NULL, "out is NULL");
+    FAILS(pelton_responder_traceparent(responder, NULL), PELTON_NULL, "out is NULL");
+    FAILS(pelton_client_submit_traced(client, NULL, 1, NULL, 0, SOON, &call), PELTON_NULL, "data is NULL");
     end_call();
 }
 
 static void a_closed_handle_is_recognised(void) {
+    char text[PELTON_TRACEPARENT_SIZE];
     pelton_client *own;
     pelton_service *of;
     begin_call();
@@ -76,6 +81,7 @@ static void a_closed_handle_is_recognised(void) {
     RETURNS(pelton_responder_reserve(responder, 1, &room), PELTON_CLOSED_HANDLE);
     RETURNS(pelton_responder_abort(responder), PELTON_CLOSED_HANDLE);
     RETURNS(pelton_responder_is_cancelled(responder), PELTON_CLOSED_HANDLE);
+    RETURNS(pelton_responder_traceparent(responder, text), PELTON_CLOSED_HANDLE);
     RETURNS(pelton_close(responder), PELTON_CLOSED_HANDLE);
     COMPLETES(call, PELTON_REPLY, 0, "y");
     own = client;

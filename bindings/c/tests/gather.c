@@ -2,6 +2,9 @@
  * die. */
 #include "check.h"
 
+#include <sys/socket.h>
+#include <sys/un.h>
+
 enum { EACH = 5000 };
 
 /* A message has its author and its number. */
@@ -9,6 +12,59 @@ typedef struct note {
     uint32_t author;
     uint32_t number;
 } note;
+
+/* The last line of the log, and how many there were. */
+typedef struct logged {
+    int lines;
+    int priority;
+    char text[256];
+} logged;
+
+static void keeps_the_line(void *context, int priority, const char *text) {
+    logged *log = (logged *)context;
+    log->lines++;
+    log->priority = priority;
+    snprintf(log->text, sizeof log->text, "%s", text);
+}
+
+/* Connects to a socket, and sends what is no packet. */
+static int sends_nonsense(const char *path) {
+    struct sockaddr_un address;
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    memset(&address, 0, sizeof address);
+    address.sun_family = AF_UNIX;
+    CHECK(strlen(path) < sizeof address.sun_path);
+    strcpy(address.sun_path, path);
+    CHECK(fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0);
+    CHECK(send(fd, "bad", 3, MSG_NOSIGNAL) == 3);
+    return fd;
+}
+
+static void a_refused_peer_is_logged(void) {
+    pelton_receiver *receiver;
+    pelton_message message;
+    logged log = {0, 0, ""};
+    char name[128], wanted[200];
+    int fd;
+    OK(pelton_receiver_gather(place(name, "unix:%s/refusing"), NULL, &receiver));
+    pelton_set_log(keeps_the_line, &log);
+    fd = sends_nonsense(name + strlen("unix:"));
+    while (log.lines == 0)
+        RETURNS(pelton_receiver_receive(receiver, pelton_deadline(SECONDS / 100), &message), PELTON_AGAIN);
+    snprintf(wanted, sizeof wanted, "refused the peer, process %d of uid %d: a packet of 3 bytes came, wanted at least 80",
+             (int)getpid(), (int)geteuid());
+    CHECK(log.lines == 1 && log.priority == 4 && strcmp(log.text, wanted) == 0);
+    close(fd);
+    pelton_set_log(NULL, NULL);
+    fd = sends_nonsense(name + strlen("unix:"));
+    /* The refusal is there, and no line. */
+    struct pollfd refused = {fd, POLLIN, 0};
+    while (poll(&refused, 1, 0) == 0)
+        RETURNS(pelton_receiver_receive(receiver, pelton_deadline(SECONDS / 100), &message), PELTON_AGAIN);
+    CHECK(log.lines == 1);
+    close(fd);
+    OK(pelton_close(receiver));
+}
 
 typedef struct thread {
     pelton_senders *senders;
@@ -235,6 +291,7 @@ int main(void) {
         TEST(each_threads_messages_come_in_order),
         TEST(processes_join_and_leave_and_each_is_an_event),
         TEST(a_batch_is_no_longer_than_a_quantum),
+        TEST(a_refused_peer_is_logged),
         TEST(mistakes_get_codes),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);

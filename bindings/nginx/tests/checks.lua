@@ -227,6 +227,21 @@ function checks.late_replies_reach_their_own_calls()
     nothing_is_left()
 end
 
+function checks.a_request_carries_its_traceparent()
+    local valid = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    same(svc:call("traceparent", {traceparent = valid}), valid)
+    for _, text in ipairs {"", valid:upper(), (valid:gsub("[0-9a-f]", "0"))} do
+        same(svc:call("traceparent", {traceparent = text}), "none")
+    end
+    same(svc:call("traceparent", {traceparent = nil}), "none")
+    for part, err in svc:stream("traceparent", {traceparent = valid}) do
+        same(err, nil)
+        same(part, valid)
+    end
+    same(pcall(svc.call, svc, "traceparent", {traceparent = 5}), false)
+    nothing_is_left()
+end
+
 function checks.failures_are_nil_and_err()
     for _ = 1, 20 do
         local res, err, detail, code = svc:call("fail 4711 a reason")

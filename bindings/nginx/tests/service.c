@@ -19,6 +19,7 @@
  *   eager 0|1        1: polls, and never sleeps
  *   die              is killed
  *   block            a notification: receives nothing until NAME.go exists
+ *   traceparent      that of the request, or "none"
  *   order            the second letters of notifications that begin with o; of these oA blocks
  */
 #ifndef _GNU_SOURCE
@@ -197,6 +198,10 @@ int main(int argc, char **argv) {
             if (strncmp(text, "oA", 2) == 0) wait_for_go(argv[1]);
             if (text[0] == 'o' && strlen(order) < sizeof order - 1) strncat(order, text + 1, 1);
             if (strcmp(text, "block") == 0) wait_for_go(argv[1]);
+        } else if (strcmp(text, "traceparent") == 0) {
+            char found[PELTON_TRACEPARENT_SIZE] = "none";
+            (void)pelton_responder_traceparent(request.responder, found);
+            dropped(pelton_responder_reply(request.responder, found, strlen(found)));
         } else if (request.size >= sizeof text) {
             echo(&request);
         } else if (strncmp(text, "fail ", 5) == 0) {

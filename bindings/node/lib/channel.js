@@ -1,6 +1,8 @@
 'use strict';
 // Senders, receivers, and what makes them.
 
+const { markAsUntransferable } = require('node:worker_threads');
+
 const native = require('./native.js');
 const { checkCount, checkData, checkName, checkOptions, checkWait } = require('./check.js');
 const { closedHandle, invalidType, timedOut } = require('./errors.js');
@@ -8,15 +10,24 @@ const { Message } = require('./message.js');
 const { readable, writable } = require('./streams.js');
 const { Waits, opened } = require('./waits.js');
 
-// Small messages share memory, as Node's own small Buffers do.
+/** Copies of small messages share memory, as Node's own small Buffers do. A larger one has its own. */
 const SLAB = 64 << 10;
-const BATCH_SLAB = 256 << 10;
-const BATCH = 1024;
-let slab = Buffer.allocUnsafeSlow(SLAB);
+const SHARED_MAX = SLAB / 4;
+let slab = newSlab();
 let used = 0;
-let batchSlab = Buffer.allocUnsafeSlow(BATCH_SLAB);
-let batchUsed = 0;
-const sizes = new Uint32Array(BATCH);
+
+function newSlab() {
+  const made = Buffer.allocUnsafeSlow(SLAB);
+  // The transfer of one message would take the others along.
+  markAsUntransferable(made.buffer);
+  return made;
+}
+
+/** How many messages are copied by one call of the addon. */
+const AHEAD = 1024;
+
+/** What a `send` without a wait returns. */
+const DONE = Promise.resolve();
 
 const SPACE = 'waiting for space in the lane';
 const MESSAGE = 'waiting for a message';
@@ -26,9 +37,9 @@ class Endpoint {
   _native;
   _waits;
 
-  constructor(endpoint, noun) {
+  constructor(endpoint, arm, noun) {
     this._native = endpoint;
-    this._waits = new Waits(endpoint, noun);
+    this._waits = new Waits(endpoint, arm, noun);
   }
 
   resume(options = {}) {
@@ -86,8 +97,14 @@ function attached(token, wanted) {
 }
 
 class Sender extends Endpoint {
+  #trySend;
+  #trySendMany;
+
   constructor(endpoint) {
-    super(endpoint, 'sender');
+    const [trySend, trySendMany, arm] = endpoint.functions();
+    super(endpoint, arm, 'sender');
+    this.#trySend = trySend;
+    this.#trySendMany = trySendMany;
   }
 
   static async connect(name, options = {}) {
@@ -110,24 +127,22 @@ class Sender extends Endpoint {
     checkData(data);
     // Those that wait are first.
     if (this._waits.isWaiting) return false;
-    return this._native.trySend(data);
+    return this.#trySend(data);
   }
 
   send(data, options) {
     try {
       checkData(data);
-      if (options === undefined) {
-        if (this._waits.isFree && this._native.trySend(data)) {
-          this._waits.count();
-          return Promise.resolve();
-        }
-      } else {
+      if (options !== undefined) {
         checkWait(options);
+      } else if (this._waits.isFree && this.#trySend(data)) {
+        this._waits.taken += 1;
+        return DONE;
       }
     } catch (error) {
       return Promise.reject(error);
     }
-    const attempt = () => (this._native.trySend(data) ? null : undefined);
+    const attempt = () => (this.#trySend(data) ? null : undefined);
     return this._waits.wait(attempt, SPACE, options, () => data.length).then(() => undefined);
   }
 
@@ -138,8 +153,8 @@ class Sender extends Endpoint {
     let sent = 0;
     const attempt = () => {
       const before = sent;
-      sent = this._native.trySendMany(list, sent);
-      this._waits.count(sent - before);
+      sent = this.#trySendMany(list, sent);
+      this._waits.taken += (sent - before) / 4;
       return sent > before || sent === list.length ? sent : undefined;
     };
     const end = options.timeout === undefined ? undefined : performance.now() + options.timeout;
@@ -175,8 +190,25 @@ class Sender extends Endpoint {
 }
 
 class Receiver extends Endpoint {
+  #read;
+  #release;
+  // The copies that one call has made: their sizes, where they are, the next one, and their number.
+  #sizes;
+  #memory;
+  #offset = 0;
+  #next = 0;
+  #count = 0;
+  // Those that were handed out, and are not released: at the next call, or at the end of the loop's turn. The others
+  // are still the next messages of the lane, so that close, detach or death lose none.
+  #handed = 0;
+  #isScheduled = false;
+  #attempt = () => this.#take();
+
   constructor(endpoint) {
-    super(endpoint, 'receiver');
+    const [read, release, arm] = endpoint.functions();
+    super(endpoint, arm, 'receiver');
+    this.#read = read;
+    this.#release = release;
   }
 
   static async connect(name, options = {}) {
@@ -195,88 +227,146 @@ class Receiver extends Endpoint {
     return new Receiver(attached(token, 'receiver'));
   }
 
-  /** The next message, copied; undefined if there is none. */
-  _take() {
-    let bytes = this._native.tryRecvInto(slab, used);
-    if (bytes === -1) return undefined;
-    if (bytes < -1) {
-      const needed = -2 - bytes;
-      if (needed > SLAB / 16) {
-        const own = Buffer.allocUnsafeSlow(needed);
-        this._native.tryRecvInto(own, 0);
-        return own;
-      }
-      slab = Buffer.allocUnsafeSlow(SLAB);
-      used = 0;
-      bytes = this._native.tryRecvInto(slab, 0);
+  resume(options) {
+    this.#giveBack();
+    return super.resume(options);
+  }
+
+  sync() {
+    this.#giveBack();
+    return super.sync();
+  }
+
+  info() {
+    this.#settle();
+    return super.info();
+  }
+
+  close() {
+    if (!this.closed) this.#giveBack();
+    super.close();
+  }
+
+  detach() {
+    this.#giveBack();
+    return super.detach();
+  }
+
+  /** Releases what was handed out. */
+  #settle() {
+    if (this.#handed === 0) return;
+    const handed = this.#handed;
+    this.#handed = 0;
+    this.#release(handed);
+  }
+
+  /** Forgets the copies that were not handed out. */
+  #giveBack() {
+    this.#next = this.#count = 0;
+    this.#settle();
+  }
+
+  #settleLater() {
+    this.#isScheduled = true;
+    setImmediate(() => {
+      this.#isScheduled = false;
+      if (!this.closed) this.#settle();
+    });
+  }
+
+  /** Copies the next messages; false if there is none. */
+  #fill() {
+    const sizes = (this.#sizes ??= new Uint32Array(AHEAD));
+    const handed = this.#handed;
+    this.#handed = 0;
+    let [space, offset] = [slab, used];
+    let count = this.#read(space, offset, sizes, handed);
+    if (count === -1) return false;
+    if (count < 0) {
+      const needed = -2 - count;
+      offset = 0;
+      if (needed > SHARED_MAX) space = Buffer.allocUnsafeSlow(needed);
+      else space = slab = newSlab();
+      count = this.#read(space, 0, sizes, 0);
     }
-    const message = slab.subarray(used, used + bytes);
-    used += (bytes + 7) & ~7;
+    this.#memory = space.buffer;
+    this.#offset = offset;
+    this.#next = 0;
+    this.#count = count;
+    // The call has released the first one, which is handed out now.
+    this.#handed = -1;
+    if (space !== slab) return true;
+    used = offset;
+    for (let index = 0; index < count; index += 1) used += (sizes[index] + 7) & ~7;
+    return true;
+  }
+
+  #handOut() {
+    const size = this.#sizes[this.#next];
+    const message = Buffer.from(this.#memory, this.#offset, size);
+    this.#next += 1;
+    this.#offset += (size + 7) & ~7;
+    this.#handed += 1;
+    if (this.#handed > 0 && !this.#isScheduled) this.#settleLater();
     return message;
+  }
+
+  /** The next message, copied; undefined if there is none. */
+  #take() {
+    return this.#next < this.#count || this.#fill() ? this.#handOut() : undefined;
   }
 
   tryRecv() {
     if (this._waits.isWaiting) return null;
-    return this._take() ?? null;
+    return this.#take() ?? null;
+  }
+
+  /** Whether a copy lies there that may be handed out. */
+  get #isReady() {
+    return this.#next < this.#count && this._waits.isFree;
   }
 
   recv(options) {
-    try {
-      if (options !== undefined) {
+    if (options !== undefined) {
+      try {
         checkWait(options);
-      } else if (this._waits.isFree) {
-        const message = this._take();
-        if (message !== undefined) {
-          this._waits.count();
-          return Promise.resolve(message);
-        }
+      } catch (error) {
+        return Promise.reject(error);
       }
-    } catch (error) {
-      return Promise.reject(error);
+    } else if (this.#isReady) {
+      this._waits.taken += 1;
+      return Promise.resolve(this.#handOut());
     }
-    return this._waits.wait(() => this._take(), MESSAGE, options);
+    return this._waits.wait(this.#attempt, MESSAGE, options);
   }
 
-  _takeMany(most) {
-    let space = batchSlab.subarray(batchUsed);
-    const wanted = most >= BATCH ? sizes : sizes.subarray(0, most);
-    let count = this._native.tryRecvMany(space, wanted);
-    if (count === -1) return undefined;
-    if (count < -1) {
-      const needed = -2 - count;
-      if (needed > BATCH_SLAB / 4) {
-        space = Buffer.allocUnsafeSlow(needed);
-      } else {
-        batchSlab = space = Buffer.allocUnsafeSlow(BATCH_SLAB);
-        batchUsed = 0;
-      }
-      count = this._native.tryRecvMany(space, wanted);
-    }
-    this._waits.count(count);
+  #takeMany(most) {
+    if (this.#next === this.#count && !this.#fill()) return undefined;
+    const count = Math.min(most, this.#count - this.#next);
+    this._waits.taken += count / 4;
     const messages = new Array(count);
-    let offset = 0;
-    for (let index = 0; index < count; index += 1) {
-      const end = offset + sizes[index];
-      messages[index] = space.subarray(offset, end);
-      offset = end;
-    }
-    if (space.buffer === batchSlab.buffer) batchUsed += offset;
+    for (let index = 0; index < count; index += 1) messages[index] = this.#handOut();
     return messages;
   }
 
-  async recvMany(most = BATCH, options = {}) {
+  async recvMany(most = AHEAD, options = {}) {
     checkCount('most', most);
-    return this._waits.wait(() => this._takeMany(most), MESSAGE, checkWait(options));
+    return this._waits.wait(() => this.#takeMany(most), MESSAGE, checkWait(options));
+  }
+
+  #tryPeek() {
+    this.#giveBack();
+    return this._native.tryPeek();
   }
 
   tryPeek() {
     if (this._waits.isWaiting) return null;
-    const message = this._native.tryPeek();
+    const message = this.#tryPeek();
     return message === null ? null : new Message(message);
   }
 
   async peek(options = {}) {
-    const message = await this._waits.wait(() => this._native.tryPeek() ?? undefined, MESSAGE, checkWait(options));
+    const message = await this._waits.wait(() => this.#tryPeek() ?? undefined, MESSAGE, checkWait(options));
     return new Message(message);
   }
 
@@ -294,14 +384,17 @@ class Receiver extends Endpoint {
   }
 
   [Symbol.asyncIterator]() {
+    const found = (value) => ({ value, done: false });
+    const ended = (error) => {
+      if (error.code !== 'closed') throw error;
+      return { value: undefined, done: true };
+    };
     return {
-      next: () => this.recv().then(
-        (value) => ({ value, done: false }),
-        (error) => {
-          if (error.code !== 'closed') throw error;
-          return { value: undefined, done: true };
-        },
-      ),
+      next: () => {
+        if (!this.#isReady) return this.recv().then(found, ended);
+        this._waits.taken += 1;
+        return Promise.resolve({ value: this.#handOut(), done: false });
+      },
       return: async (value) => ({ value, done: true }),
       [Symbol.asyncIterator]() {
         return this;

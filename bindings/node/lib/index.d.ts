@@ -142,7 +142,10 @@ export class Receiver extends Endpoint implements AsyncIterable<Buffer> {
   static openPath(directory: string, options?: PathOptions): Promise<Receiver>;
   /** Takes over the receiver that another thread has detached. */
   static attach(token: Token): Receiver;
-  /** The next message, copied, and released. Small ones share memory, as small Buffers of Node do. */
+  /**
+   * The next message, copied. It is released at the next call, or at the end of this turn of the loop. Small ones share
+   * memory, as small Buffers of Node do: 64 KiB stay while one of them is kept.
+   */
   recv(options?: WaitOptions): Promise<Buffer>;
   /** As `recv`, but does not wait: null if there is no message, or while an earlier `recv` waits. */
   tryRecv(): Buffer | null;

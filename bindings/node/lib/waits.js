@@ -17,38 +17,37 @@ function aborted(signal) {
 
 class Waits {
   #native;
+  #arm;
   #noun;
   #queue = [];
-  #taken = 0;
   #isScheduled = false;
   // Whether the loop watches the descriptor, which keeps the process alive.
   #isAwaited = false;
   #rejectStep;
+  // What was found in this turn of the loop without a wait. A message of a batch costs about a quarter of one alone.
+  taken = 0;
   // Its native object has only a weak reference to it while nothing waits.
   #rung = () => {
     this.#isAwaited = false;
-    this.#taken = 0;
+    this.taken = 0;
     this.#serve();
   };
 
-  constructor(native, noun) {
+  /** `arm(bytes)` has the descriptor watched, unless something is there: then it returns false. */
+  constructor(native, arm, noun) {
     this.#native = native;
+    this.#arm = arm;
     this.#noun = noun;
     native.watch(this.#rung);
   }
 
   /** Whether an attempt may be made now: nothing waits, and the loop had its turn. */
   get isFree() {
-    return this.#queue.length === 0 && this.#taken < TURN;
+    return this.#queue.length === 0 && this.taken < TURN;
   }
 
   get isWaiting() {
     return this.#queue.length > 0;
-  }
-
-  /** An attempt that did not wait, or the messages of a batch: each costs about a quarter of one alone. */
-  count(messages = 4) {
-    this.#taken += messages / 4;
   }
 
   /**
@@ -57,16 +56,18 @@ class Waits {
    */
   wait(attempt, what, { timeout, signal } = {}, bytes = () => 0) {
     if (signal?.aborted) return Promise.reject(aborted(signal));
+    let wasEmpty = false;
     if (this.isFree) {
       try {
         const found = attempt();
         if (found !== undefined) {
-          this.#taken += 1;
+          this.taken += 1;
           return Promise.resolve(found);
         }
       } catch (error) {
         return Promise.reject(error);
       }
+      wasEmpty = true;
     }
     if (timeout <= 0) return Promise.reject(timedOut(what));
     return new Promise((resolve, reject) => {
@@ -80,8 +81,8 @@ class Waits {
         signal.addEventListener('abort', entry.abort, { once: true });
       }
       this.#queue.push(entry);
-      if (this.#taken >= TURN) this.#schedule();
-      else if (this.#queue.length === 1) this.#serve();
+      if (this.taken >= TURN) this.#schedule();
+      else if (this.#queue.length === 1) this.#serve(wasEmpty);
     });
   }
 
@@ -90,26 +91,28 @@ class Waits {
     this.#isScheduled = true;
     setImmediate(() => {
       this.#isScheduled = false;
-      this.#taken = 0;
+      this.taken = 0;
       this.#serve();
     });
   }
 
-  #serve() {
+  /** `wasEmpty`: the first attempt was just made. */
+  #serve(wasEmpty = false) {
     const queue = this.#queue;
     let wasReady = false;
-    while (queue.length > 0 && this.#taken < TURN) {
+    while (queue.length > 0 && this.taken < TURN) {
       const entry = queue[0];
       try {
-        const found = entry.attempt();
+        const found = wasEmpty ? undefined : entry.attempt();
+        wasEmpty = false;
         if (found === undefined) {
-          if (this.#native.wait(entry.bytes())) {
+          if (this.#arm(entry.bytes())) {
             this.#isAwaited = true;
             return;
           }
           // It is ready by now. Once more at once, then in the next turn.
           if (wasReady) break;
-          this.#taken += POLLED;
+          this.taken += POLLED;
           wasReady = true;
           continue;
         }
@@ -117,7 +120,7 @@ class Waits {
       } catch (error) {
         this.#end(entry).reject(error);
       }
-      this.#taken += 1;
+      this.taken += 1;
       wasReady = false;
     }
     if (queue.length > 0) this.#schedule();

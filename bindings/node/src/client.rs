@@ -1,6 +1,6 @@
 //! `Client` of the addon.
 
-use crate::endpoint::{Armable, AsRawFdOfLoop, Endpoint, deadline};
+use crate::endpoint::{Armable, AsRawFdOfLoop, Handle, deadline, methods};
 use crate::error::raise;
 use napi::bindgen_prelude::*;
 use napi_derive::napi;
@@ -35,11 +35,11 @@ fn call_of(number: f64) -> CallId {
 
 /// A client of calls.
 #[napi]
-pub struct Client(Endpoint<pelton::Client>);
+pub struct Client(Handle<pelton::Client>);
 
 impl Client {
     pub fn new(client: pelton::Client) -> Client {
-        Client(Endpoint::new("client", client))
+        Client(Handle::new("client", client))
     }
 }
 
@@ -52,18 +52,15 @@ pub struct Completion<'env> {
     pub error: Option<Unknown<'env>>,
 }
 
+methods!(Client);
+
 #[napi]
 impl Client {
-    /// Has the loop watch the descriptor: see `Endpoint::watch`.
-    #[napi]
-    pub fn watch(&mut self, env: Env, callback: Function<'_, (), ()>) -> Result<()> {
-        self.0.watch(&env, &callback)
-    }
-
     /// Submits a request; null if there is no space, or too many calls are in flight.
     #[napi]
-    pub fn try_submit(&mut self, request: &[u8], timeout: Option<f64>, is_idempotent: bool) -> Result<Option<f64>> {
-        let client = self.0.get()?;
+    pub fn try_submit(&self, request: &[u8], timeout: Option<f64>, is_idempotent: bool) -> Result<Option<f64>> {
+        let mut endpoint = self.0.borrow()?;
+        let client = endpoint.get()?;
         let submitted = match deadline(timeout) {
             Deadline::At(end) => client.try_submit_by(request, end),
             _ => client.try_submit(request),
@@ -77,14 +74,15 @@ impl Client {
 
     /// Sends a message that gets no reply; false if there is no space.
     #[napi]
-    pub fn try_notify(&mut self, message: &[u8]) -> Result<bool> {
-        Ok(self.0.get()?.try_notify(message).map_err(raise)? == Sent::Sent)
+    pub fn try_notify(&self, message: &[u8]) -> Result<bool> {
+        Ok(self.0.borrow()?.get()?.try_notify(message).map_err(raise)? == Sent::Sent)
     }
 
     /// The next completion; null if there is none.
     #[napi]
-    pub fn completion<'env>(&mut self, env: &'env Env) -> Result<Option<Completion<'env>>> {
-        let client = self.0.get()?;
+    pub fn completion<'env>(&self, env: &'env Env) -> Result<Option<Completion<'env>>> {
+        let mut endpoint = self.0.borrow()?;
+        let client = endpoint.get()?;
         let Some(completion) = client.try_completion().map_err(raise)? else { return Ok(None) };
         let (call, outcome) = (number(completion.call_id()), completion.outcome());
         let is_final = outcome.is_final();
@@ -103,67 +101,43 @@ impl Client {
 
     /// Cancels a call.
     #[napi]
-    pub fn cancel(&mut self, call: f64) -> Result<bool> {
-        self.0.get()?.cancel(call_of(call)).map_err(raise)
+    pub fn cancel(&self, call: f64) -> Result<bool> {
+        self.0.borrow()?.get()?.cancel(call_of(call)).map_err(raise)
     }
 
     /// Polls for a completion for some microseconds.
     #[napi]
-    pub fn busy_poll(&mut self) -> Result<bool> {
-        self.0.get()?.busy_poll().map_err(raise)
+    pub fn busy_poll(&self) -> Result<bool> {
+        self.0.borrow()?.get()?.busy_poll().map_err(raise)
     }
 
     /// Waits for a completion, or for space; false if something is there.
     #[napi]
-    pub fn wait(&mut self) -> Result<bool> {
-        self.0.wait(0)
-    }
-
-    /// Ends the wait.
-    #[napi]
-    pub fn stop(&mut self) {
-        self.0.stop();
-    }
-
-    /// See `Watch::set_ref`.
-    #[napi]
-    pub fn set_ref(&self, is_ref: bool) {
-        self.0.set_ref(is_ref);
+    pub fn wait(&self) -> Result<bool> {
+        self.0.borrow()?.wait(0)
     }
 
     /// Calls whose last completion has not come.
     #[napi(getter)]
-    pub fn in_flight(&mut self) -> Result<u32> {
-        Ok(self.0.asked()?.in_flight() as u32)
+    pub fn in_flight(&self) -> Result<u32> {
+        Ok(self.0.borrow()?.asked()?.in_flight() as u32)
     }
 
     /// Services that it uses at present.
     #[napi(getter)]
-    pub fn services(&mut self) -> Result<u32> {
-        Ok(self.0.asked()?.service_count() as u32)
+    pub fn services(&self) -> Result<u32> {
+        Ok(self.0.borrow()?.asked()?.service_count() as u32)
     }
 
     /// Whether a large request or a cancel waits for space.
     #[napi(getter)]
-    pub fn has_queued(&mut self) -> Result<bool> {
-        Ok(self.0.asked()?.has_queued_messages())
+    pub fn has_queued(&self) -> Result<bool> {
+        Ok(self.0.borrow()?.asked()?.has_queued_messages())
     }
 
     /// The largest reply.
     #[napi(getter)]
-    pub fn call_bytes_max(&mut self) -> Result<f64> {
-        Ok(self.0.asked()?.reply_bytes_max() as f64)
-    }
-
-    /// Closes it.
-    #[napi]
-    pub fn close(&mut self) {
-        self.0.close();
-    }
-
-    /// Whether it is closed.
-    #[napi(getter)]
-    pub fn closed(&self) -> bool {
-        self.0.is_closed()
+    pub fn call_bytes_max(&self) -> Result<f64> {
+        Ok(self.0.borrow()?.asked()?.reply_bytes_max() as f64)
     }
 }

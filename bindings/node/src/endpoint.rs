@@ -1,9 +1,12 @@
 //! An endpoint in JavaScript's hands: open, away in a step of a thread, or closed.
 
 use crate::error::{named, raise};
+use crate::open::accepting;
 use crate::watch::{Cancel, Step, Watch};
 use napi::bindgen_prelude::*;
 use pelton::Deadline;
+use std::cell::{RefCell, RefMut};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// A step returns the endpoint, and whether it has reached its end before the deadline.
@@ -21,6 +24,28 @@ pub struct Endpoint<T> {
     noun: &'static str,
 }
 
+/// An endpoint of JavaScript's object and of its functions: `fast.rs`.
+pub struct Handle<T>(Rc<RefCell<Endpoint<T>>>);
+
+impl<T> Clone for Handle<T> {
+    fn clone(&self) -> Handle<T> {
+        Handle(self.0.clone())
+    }
+}
+
+impl<T> Handle<T> {
+    pub fn new(noun: &'static str, value: T) -> Handle<T> {
+        let endpoint = Endpoint { watch: None, step: None, value: Some(value), is_armed: false, noun };
+        Handle(Rc::new(RefCell::new(endpoint)))
+    }
+
+    /// The endpoint. Only an error that is being made runs JavaScript meanwhile.
+    #[inline]
+    pub fn borrow(&self) -> Result<RefMut<'_, Endpoint<T>>> {
+        self.0.try_borrow_mut().map_err(|_| named("wrong_thread", "this object is in use: call it after that"))
+    }
+}
+
 /// What a descriptor of an event loop belongs to.
 pub trait Armable: AsRawFdOfLoop {
     /// Announces a wait, with what is wanted in bytes. Returns false if it is there.
@@ -36,10 +61,6 @@ pub trait AsRawFdOfLoop {
 }
 
 impl<T: Armable> Endpoint<T> {
-    pub fn new(noun: &'static str, value: T) -> Endpoint<T> {
-        Endpoint { watch: None, step: None, value: Some(value), is_armed: false, noun }
-    }
-
     /// The endpoint, for a call that does not wait.
     #[inline]
     pub fn get(&mut self) -> Result<&mut T> {
@@ -122,6 +143,27 @@ impl<T: Armable> Endpoint<T> {
     }
 }
 
+/// An endpoint of a channel.
+pub trait Channel: Armable + Send + 'static {
+    /// The listener that had accepted it, which accepts a successor of its peer too.
+    fn listener(&self) -> Option<&pelton::Listener>;
+    /// Waits for a successor of its peer; false at the deadline.
+    fn resume_until(&mut self, deadline: Deadline) -> pelton::Result<bool>;
+    /// Makes a path channel durable.
+    fn sync(&mut self) -> pelton::Result<()>;
+}
+
+impl<T: Channel> Endpoint<T> {
+    /// Begins to wait for the peer's successor: a step.
+    pub fn start_resume(&mut self, env: &Env, timeout: Option<f64>, callback: &Function<'_, (), ()>) -> Result<()> {
+        let deadline = deadline(timeout);
+        self.start_step(env, callback, move |it, cancel| match it.listener().cloned() {
+            Some(listener) => accepting(&listener, deadline, cancel, |until| it.resume_until(until)),
+            None => cancel.wait(deadline, |until| it.resume_until(until.into())),
+        })
+    }
+}
+
 impl<T: Armable + Send + 'static> Endpoint<T> {
     /// Begins a step of a thread. `callback` is called once `finish_step` has its result.
     pub fn start_step(
@@ -159,6 +201,88 @@ impl<T: Armable + Send + 'static> Endpoint<T> {
         }
     }
 }
+
+/// The methods of each endpoint's object, whose one field is its handle.
+macro_rules! methods {
+    ($object:ident) => {
+        #[napi]
+        impl $object {
+            /// Has the loop watch the descriptor: see `Endpoint::watch`.
+            #[napi]
+            pub fn watch(&self, env: Env, callback: Function<'_, (), ()>) -> Result<()> {
+                self.0.borrow()?.watch(&env, &callback)
+            }
+
+            /// Ends the wait.
+            #[napi]
+            pub fn stop(&self) -> Result<()> {
+                self.0.borrow()?.stop();
+                Ok(())
+            }
+
+            /// See `Watch::set_ref`.
+            #[napi]
+            pub fn set_ref(&self, is_ref: bool) -> Result<()> {
+                self.0.borrow()?.set_ref(is_ref);
+                Ok(())
+            }
+
+            /// Closes it.
+            #[napi]
+            pub fn close(&self) -> Result<()> {
+                self.0.borrow()?.close();
+                Ok(())
+            }
+
+            /// Whether it is closed.
+            #[napi(getter)]
+            pub fn closed(&self) -> Result<bool> {
+                Ok(self.0.borrow()?.is_closed())
+            }
+        }
+    };
+}
+pub(crate) use methods;
+
+/// The methods of a channel's endpoints, besides [`methods`].
+macro_rules! channel_methods {
+    ($object:ident) => {
+        #[napi]
+        impl $object {
+            /// Begins to wait for the peer's successor: a step.
+            #[napi]
+            pub fn start_resume(&self, env: Env, timeout: Option<f64>, callback: Function<'_, (), ()>) -> Result<()> {
+                self.0.borrow()?.start_resume(&env, timeout, &callback)
+            }
+
+            /// Begins to make a path channel durable: a step.
+            #[napi]
+            pub fn start_sync(&self, env: Env, callback: Function<'_, (), ()>) -> Result<()> {
+                self.0.borrow()?.start_step(&env, &callback, |it, _| it.sync().map(|()| true))
+            }
+
+            /// See `Endpoint::finish_step`.
+            #[napi]
+            pub fn finish_step(&self) -> Result<Option<bool>> {
+                self.0.borrow()?.finish_step()
+            }
+
+            /// See `Endpoint::cancel_step`.
+            #[napi]
+            pub fn cancel_step(&self) -> Result<()> {
+                self.0.borrow()?.cancel_step();
+                Ok(())
+            }
+
+            /// Hands it over to another thread of this process: a number for `attach` there.
+            #[napi]
+            pub fn detach(&self) -> Result<f64> {
+                Ok(tokens().keep(Token::$object(Box::new(self.0.borrow()?.detach()?))))
+            }
+        }
+    };
+}
+pub(crate) use channel_methods;
 
 /// A timeout of JavaScript: milliseconds; `None` and infinity are no limit, 0 and less not to wait.
 pub fn deadline(timeout: Option<f64>) -> Deadline {

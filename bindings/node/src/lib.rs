@@ -8,6 +8,7 @@
 mod client;
 mod endpoint;
 mod error;
+mod fast;
 mod message;
 mod open;
 mod receiver;

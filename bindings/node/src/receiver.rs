@@ -1,19 +1,70 @@
 //! `Receiver` of the addon.
 
-use crate::endpoint::{Armable, AsRawFdOfLoop, Endpoint, deadline};
+use crate::endpoint::{Armable, AsRawFdOfLoop, Channel, Handle, channel_methods, methods};
 use crate::error::{named, raise};
+use crate::fast;
 use crate::message::Message;
 use crate::open::{Info, Token, tokens};
 use napi::bindgen_prelude::*;
+use napi::sys;
 use napi_derive::napi;
 use pelton::Deadline;
-use pelton::raw::Record;
+use pelton::raw::{Ahead, Record};
 use std::os::fd::AsRawFd;
 
-/// A receiver, and the listener that had accepted it, which accepts a successor too.
+/// A receiver, the messages that JavaScript has copies of, and the listener that had accepted it.
 pub struct Receiving {
     pub receiver: pelton::Receiver,
     pub listener: Option<pelton::Listener>,
+    ahead: Ahead,
+}
+
+impl Receiving {
+    #[inline]
+    fn find(&mut self) -> Result<Option<Record>> {
+        match self.receiver.peek_fast() {
+            Some(record) => Ok(Some(record)),
+            None => self.receiver.find_record(Deadline::Now).map_err(raise),
+        }
+    }
+
+    /// Copies messages to `space`, each from a multiple of 8 on, and their sizes to `sizes`. Releases the first one,
+    /// and the others by [`Receiving::release`]. Returns their number; -1 if there is none; of a first one that does
+    /// not fit, -2 less its bytes, and it stays the next.
+    #[inline]
+    fn read(&mut self, space: &mut [u8], sizes: &mut [u32]) -> Result<i64> {
+        let Some(record) = self.find()? else { return Ok(-1) };
+        let bytes = record.bytes as usize;
+        if bytes > space.len() || sizes.is_empty() {
+            return Ok(-2 - bytes as i64);
+        }
+        let (mut used, mut count) = (0, 0);
+        self.receiver.read_ahead(&mut self.ahead, |message| {
+            let Some(target) = space.get_mut(used..).and_then(|free| free.get_mut(..message.len())) else {
+                return false;
+            };
+            let Some(size) = sizes.get_mut(count) else { return false };
+            // The copy is of this side's memory: a peer that writes meanwhile changes bytes only.
+            target.copy_from_slice(message);
+            *size = message.len() as u32;
+            (used, count) = ((used + message.len()).next_multiple_of(8), count + 1);
+            true
+        });
+        if count > 0 {
+            self.receiver.release_ahead(&mut self.ahead, 1);
+            return Ok(count as i64);
+        }
+        // Not of the common case: it is held, or has descriptors, or is the first one of a lap.
+        space[..bytes].copy_from_slice(&self.receiver.message(record));
+        sizes[0] = bytes as u32;
+        Ok(1)
+    }
+
+    /// Releases messages of [`Receiving::read`] that JavaScript has handed out.
+    #[inline]
+    fn release(&mut self, count: u32) {
+        self.receiver.release_ahead(&mut self.ahead, count as usize);
+    }
 }
 
 impl AsRawFdOfLoop for Receiving {
@@ -32,161 +83,95 @@ impl Armable for Receiving {
     }
 }
 
+impl Channel for Receiving {
+    fn listener(&self) -> Option<&pelton::Listener> {
+        self.listener.as_ref()
+    }
+    fn resume_until(&mut self, deadline: Deadline) -> pelton::Result<bool> {
+        self.receiver.resume_until(deadline)
+    }
+    fn sync(&mut self) -> pelton::Result<()> {
+        self.receiver.sync()
+    }
+}
+
 /// The receiving endpoint.
 #[napi]
-pub struct Receiver(Endpoint<Receiving>);
+pub struct Receiver(Handle<Receiving>);
+
+methods!(Receiver);
+channel_methods!(Receiver);
 
 impl Receiver {
     pub fn new(receiver: pelton::Receiver, listener: Option<pelton::Listener>) -> Receiver {
-        Receiver(Endpoint::new("receiver", Receiving { receiver, listener }))
+        Receiver(Handle::new("receiver", Receiving { receiver, listener, ahead: Ahead::default() }))
     }
+}
 
-    #[inline]
-    fn find(&mut self) -> Result<Option<Record>> {
-        let receiver = &mut self.0.get()?.receiver;
-        match receiver.peek_fast() {
-            Some(record) => Ok(Some(record)),
-            None => receiver.find_record(Deadline::Now).map_err(raise),
-        }
+/// `read(space, offset, sizes, handed)`: releases `handed` more messages of the last read, which ends; then
+/// [`Receiving::read`], to `space` from `offset` on.
+unsafe extern "C" fn read(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
+    // SAFETY: Node calls, and `functions` has made the function. JavaScript has no view of both arrays in one memory.
+    unsafe {
+        fast::call::<Receiving, i64, 4>(env, info, |handle, arguments| {
+            let mut endpoint = handle.borrow()?;
+            let receiving = endpoint.get()?;
+            receiving.release(arguments.number(3));
+            let space = arguments.space(0)?.get_mut(arguments.number(1) as usize..).unwrap_or_default();
+            receiving.read(space, arguments.numbers(2)?)
+        })
     }
+}
+
+/// `release(handed)`: releases `handed` more messages of the last read, while the others stay.
+unsafe extern "C" fn release(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
+    // SAFETY: Node calls, and `functions` has made the function.
+    unsafe {
+        fast::call::<Receiving, bool, 1>(env, info, |handle, arguments| {
+            handle.borrow()?.get()?.release(arguments.number(0));
+            Ok(true)
+        })
+    }
+}
+
+/// `wait()`: waits for a message; false if there is one.
+unsafe extern "C" fn wait(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
+    // SAFETY: as `release`.
+    unsafe { fast::call::<Receiving, bool, 0>(env, info, |handle, _| handle.borrow()?.wait(0)) }
 }
 
 #[napi]
 impl Receiver {
-    /// Has the loop watch the descriptor: see `Endpoint::watch`.
+    /// The functions that are called for each message, or each batch.
     #[napi]
-    pub fn watch(&mut self, env: Env, callback: Function<'_, (), ()>) -> Result<()> {
-        self.0.watch(&env, &callback)
-    }
-
-    /// Copies the next message to `space[offset..]`, releases it, and returns its bytes. -1 if there is none; of one
-    /// that does not fit, -2 less its bytes, and it stays the next.
-    #[napi]
-    pub fn try_recv_into(&mut self, mut space: BufferSlice<'_>, offset: u32) -> Result<f64> {
-        let Some(record) = self.find()? else { return Ok(-1.0) };
-        let bytes = record.bytes as usize;
-        let Some(target) = space.get_mut(offset as usize..).and_then(|free| free.get_mut(..bytes)) else {
-            return Ok(-2.0 - bytes as f64);
-        };
-        // The copy is of this side's memory: a peer that writes meanwhile changes bytes only.
-        target.copy_from_slice(&self.0.get()?.receiver.message(record));
-        Ok(bytes as f64)
-    }
-
-    /// Copies messages to `space`, one behind the other, their sizes to `sizes`, releases them, and returns their
-    /// number. Of a first one that does not fit, -2 less its bytes; -1 if there is none.
-    #[napi]
-    pub fn try_recv_many(&mut self, mut space: BufferSlice<'_>, mut sizes: Uint32ArraySlice<'_>) -> Result<f64> {
-        // SAFETY: only this thread uses the array, and no JavaScript runs until this returns.
-        let sizes = unsafe { sizes.as_mut() };
-        let Some(first) = self.find()? else { return Ok(-1.0) };
-        if first.bytes > space.len() as u64 {
-            return Ok(-2.0 - first.bytes as f64);
+    pub fn functions<'env>(&self, env: &'env Env) -> Result<Vec<Unknown<'env>>> {
+        // SAFETY: each is a `call` with `Receiving`.
+        unsafe {
+            Ok(vec![
+                fast::function(env, c"read", &self.0, Some(read))?,
+                fast::function(env, c"release", &self.0, Some(release))?,
+                fast::function(env, c"wait", &self.0, Some(wait))?,
+            ])
         }
-        let receiver = &mut self.0.get()?.receiver;
-        let (mut used, mut count) = (0, 0);
-        // Releases once, at the end. An error after the first message comes again at the next call.
-        while count < sizes.len() {
-            let Some(record) = receiver.peek_fast() else { break };
-            let bytes = record.bytes as usize;
-            if bytes > space.len() - used {
-                break;
-            }
-            space[used..used + bytes].copy_from_slice(&receiver.message(record));
-            sizes[count] = bytes as u32;
-            (used, count) = (used + bytes, count + 1);
-        }
-        if count == 0 {
-            // Not of the fast path: it holds messages, or is a message with descriptors.
-            let Some(record) = receiver.find_record(Deadline::Now).map_err(raise)? else { return Ok(-1.0) };
-            let bytes = record.bytes as usize;
-            space[..bytes].copy_from_slice(&receiver.message(record));
-            (sizes[0], count) = (bytes as u32, 1);
-        }
-        Ok(count as f64)
     }
 
     /// The next message in place; null if there is none.
     #[napi]
-    pub fn try_peek(&mut self) -> Result<Option<Message>> {
-        let Some(record) = self.find()? else { return Ok(None) };
-        Message::new(self.0.get()?.receiver.message(record)).map(Some).map_err(raise)
-    }
-
-    /// Begins to wait for the sender's successor: a step.
-    #[napi]
-    pub fn start_resume(&mut self, env: Env, timeout: Option<f64>, callback: Function<'_, (), ()>) -> Result<()> {
-        let deadline = deadline(timeout);
-        self.0.start_step(&env, &callback, move |it, cancel| match &it.listener {
-            Some(listener) => {
-                let listener = listener.clone();
-                crate::open::accepting(&listener, deadline, cancel, |until| it.receiver.resume_until(until))
-            }
-            None => cancel.wait(deadline, |until| it.receiver.resume_until(until)),
-        })
-    }
-
-    /// Begins to make the releases of a path channel durable: a step.
-    #[napi]
-    pub fn start_sync(&mut self, env: Env, callback: Function<'_, (), ()>) -> Result<()> {
-        self.0.start_step(&env, &callback, |it, _| it.receiver.sync().map(|()| true))
-    }
-
-    /// See `Endpoint::finish_step`.
-    #[napi]
-    pub fn finish_step(&mut self) -> Result<Option<bool>> {
-        self.0.finish_step()
-    }
-
-    /// See `Endpoint::cancel_step`.
-    #[napi]
-    pub fn cancel_step(&self) {
-        self.0.cancel_step();
-    }
-
-    /// Waits for a message; false if there is one.
-    #[napi]
-    pub fn wait(&mut self) -> Result<bool> {
-        self.0.wait(0)
-    }
-
-    /// Ends the wait.
-    #[napi]
-    pub fn stop(&mut self) {
-        self.0.stop();
-    }
-
-    /// See `Watch::set_ref`.
-    #[napi]
-    pub fn set_ref(&self, is_ref: bool) {
-        self.0.set_ref(is_ref);
+    pub fn try_peek(&self) -> Result<Option<Message>> {
+        let mut endpoint = self.0.borrow()?;
+        let receiving = endpoint.get()?;
+        let Some(record) = receiving.find()? else { return Ok(None) };
+        Message::new(receiving.receiver.message(record)).map(Some).map_err(raise)
     }
 
     /// Sizes, peer and counters.
     #[napi]
-    pub fn info(&mut self) -> Result<Info> {
-        let receiver = &self.0.asked()?.receiver;
+    pub fn info(&self) -> Result<Info> {
+        let mut endpoint = self.0.borrow()?;
+        let receiver = &endpoint.asked()?.receiver;
         if receiver.is_forked() {
             return Err(named("forked", "this receiver belongs to the process that forked this one"));
         }
         Ok(Info::new(receiver.capacity(), receiver.message_bytes_max(), receiver.peer(), receiver.counters()))
-    }
-
-    /// Hands it over to another thread of this process: a number for `attachReceiver` there.
-    #[napi]
-    pub fn detach(&mut self) -> Result<f64> {
-        Ok(tokens().keep(Token::Receiver(Box::new(self.0.detach()?))))
-    }
-
-    /// Closes it.
-    #[napi]
-    pub fn close(&mut self) {
-        self.0.close();
-    }
-
-    /// Whether it is closed.
-    #[napi(getter)]
-    pub fn closed(&self) -> bool {
-        self.0.is_closed()
     }
 }

@@ -1,6 +1,6 @@
 //! `Service` of the addon, and its requests.
 
-use crate::endpoint::{Armable, AsRawFdOfLoop, Endpoint};
+use crate::endpoint::{Armable, AsRawFdOfLoop, Handle, methods};
 use crate::error::{named, raise};
 use crate::open::Given;
 use napi::bindgen_prelude::*;
@@ -25,27 +25,24 @@ impl Armable for pelton::Service {
 
 /// Takes requests.
 #[napi]
-pub struct Service(Endpoint<pelton::Service>);
+pub struct Service(Handle<pelton::Service>);
 
 /// Listens under a name for clients.
 #[napi]
 pub fn listen_service(name: String, given: Given) -> Result<Service> {
     let service = pelton::Service::listen_with(&name, &given.options().cast()).map_err(raise)?;
-    Ok(Service(Endpoint::new("service", service)))
+    Ok(Service(Handle::new("service", service)))
 }
+
+methods!(Service);
 
 #[napi]
 impl Service {
-    /// Has the loop watch the descriptor: see `Endpoint::watch`.
-    #[napi]
-    pub fn watch(&mut self, env: Env, callback: Function<'_, (), ()>) -> Result<()> {
-        self.0.watch(&env, &callback)
-    }
-
     /// The next request; null if there is none. With `pauses` it takes none, and handles cancels.
     #[napi]
-    pub fn try_receive(&mut self, pauses: bool) -> Result<Option<Request>> {
-        let service = self.0.get()?;
+    pub fn try_receive(&self, pauses: bool) -> Result<Option<Request>> {
+        let mut endpoint = self.0.borrow()?;
+        let service = endpoint.get()?;
         let found = if pauses { service.try_receive_none() } else { service.try_receive() };
         let Some(request) = found.map_err(raise)? else { return Ok(None) };
         let (is_notification, peer) = (request.is_notification(), request.peer());
@@ -63,70 +60,46 @@ impl Service {
 
     /// How many cancels, and departures of clients, have come.
     #[napi(getter)]
-    pub fn cancels(&mut self) -> Result<f64> {
-        Ok(self.0.asked()?.cancels() as f64)
+    pub fn cancels(&self) -> Result<f64> {
+        Ok(self.0.borrow()?.asked()?.cancels() as f64)
     }
 
     /// Polls for a request for some microseconds.
     #[napi]
-    pub fn busy_poll(&mut self) -> Result<bool> {
-        self.0.get()?.busy_poll().map_err(raise)
+    pub fn busy_poll(&self) -> Result<bool> {
+        self.0.borrow()?.get()?.busy_poll().map_err(raise)
     }
 
     /// Waits for a request, a cancel, or space for a part; false if something is there.
     #[napi]
-    pub fn wait(&mut self) -> Result<bool> {
-        self.0.wait(0)
-    }
-
-    /// Ends the wait.
-    #[napi]
-    pub fn stop(&mut self) {
-        self.0.stop();
-    }
-
-    /// See `Watch::set_ref`.
-    #[napi]
-    pub fn set_ref(&self, is_ref: bool) {
-        self.0.set_ref(is_ref);
+    pub fn wait(&self) -> Result<bool> {
+        self.0.borrow()?.wait(0)
     }
 
     /// Takes no more requests.
     #[napi]
-    pub fn end(&mut self) -> Result<()> {
-        self.0.asked()?.stopper().stop();
+    pub fn end(&self) -> Result<()> {
+        self.0.borrow()?.asked()?.stopper().stop();
         Ok(())
     }
 
     /// Answers what it has taken, and takes no more.
     #[napi]
-    pub fn drain(&mut self) -> Result<()> {
-        self.0.asked()?.stopper().drain();
+    pub fn drain(&self) -> Result<()> {
+        self.0.borrow()?.asked()?.stopper().drain();
         Ok(())
     }
 
     /// Replies to clients that had left.
     #[napi(getter)]
-    pub fn replies_dropped(&mut self) -> Result<f64> {
-        Ok(self.0.asked()?.replies_dropped() as f64)
+    pub fn replies_dropped(&self) -> Result<f64> {
+        Ok(self.0.borrow()?.asked()?.replies_dropped() as f64)
     }
 
     /// Clients that broke the rules, and were disconnected.
     #[napi(getter)]
-    pub fn corrupt_clients(&mut self) -> Result<f64> {
-        Ok(self.0.asked()?.corrupt_clients() as f64)
-    }
-
-    /// Closes it.
-    #[napi]
-    pub fn close(&mut self) {
-        self.0.close();
-    }
-
-    /// Whether it is closed.
-    #[napi(getter)]
-    pub fn closed(&self) -> bool {
-        self.0.is_closed()
+    pub fn corrupt_clients(&self) -> Result<f64> {
+        Ok(self.0.borrow()?.asked()?.corrupt_clients() as f64)
     }
 }
 

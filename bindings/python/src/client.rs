@@ -11,7 +11,7 @@ use crate::bytes::{Payload, to_bytes};
 use crate::error::{self, raise, timed_out};
 use crate::handle::{deadline, in_slices, is_readable};
 use crate::open::{CLIENT, finish, options};
-use pelton::{Armed, CallId, Deadline, Error, Outcome, Sent};
+use pelton::{Armed, CallId, Deadline, Error, Outcome, Sent, Traceparent};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyType};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -164,14 +164,11 @@ impl State {
         }
     }
 
-    fn submit(&mut self, request: &[u8], deadline: Deadline, is_idempotent: bool) -> Result<Option<CallId>> {
+    fn submit(&mut self, request: &[u8], properties: Properties) -> Result<Option<CallId>> {
         let client = self.client()?;
-        let submitted = match deadline {
-            Deadline::At(end) => client.try_submit_by(request, end)?,
-            _ => client.try_submit(request)?,
-        };
+        let submitted = properties.try_submit(client, request)?;
         if let Some(call) = submitted
-            && is_idempotent
+            && properties.is_idempotent
         {
             client.mark_idempotent(call)?;
         }
@@ -209,6 +206,31 @@ impl State {
         if self.is_closing && !self.is_asleep {
             self.client = None;
             self.awaiting.values().chain(self.for_space.values()).for_each(Thread::unpark);
+        }
+    }
+}
+
+/// The properties of one call.
+#[derive(Clone, Copy)]
+pub struct Properties {
+    pub deadline: Deadline,
+    pub is_idempotent: bool,
+    pub traceparent: Option<Traceparent>,
+}
+
+impl Properties {
+    /// A `traceparent` that is not valid by W3C's rules is as none.
+    pub fn new(timeout: Option<f64>, is_idempotent: bool, traceparent: Option<&str>) -> PyResult<Properties> {
+        let traceparent = traceparent.and_then(Traceparent::parse);
+        Ok(Properties { deadline: deadline(timeout)?, is_idempotent, traceparent })
+    }
+
+    /// Submits a request, if there is space now. The service gets the deadline.
+    pub fn try_submit(self, client: &mut pelton::Client, request: &[u8]) -> pelton::Result<Option<CallId>> {
+        match (self.traceparent, self.deadline) {
+            (Some(traceparent), deadline) => client.try_submit_traced_by(request, traceparent, deadline),
+            (None, Deadline::At(end)) => client.try_submit_by(request, end),
+            (None, _) => client.try_submit(request),
         }
     }
 }
@@ -381,14 +403,8 @@ impl Client {
         in_slices(py, deadline, |until| py.detach(|| step(self, until)).map_err(|failure| failure.raise(py)))
     }
 
-    fn submit_until(
-        &self,
-        request: &[u8],
-        deadline: Deadline,
-        is_idempotent: bool,
-        until: Instant,
-    ) -> Result<Option<CallId>> {
-        let call = self.wait(Wanted::Space, until, |state| state.submit(request, deadline, is_idempotent))?;
+    fn submit_until(&self, request: &[u8], properties: Properties, until: Instant) -> Result<Option<CallId>> {
+        let call = self.wait(Wanted::Space, until, |state| state.submit(request, properties))?;
         Ok(call)
     }
 
@@ -578,45 +594,49 @@ impl Client {
     /// Calls the service, and returns its whole reply. Waits up to `timeout` seconds, then cancels: `TimedOut`.
     ///
     /// The service sees the deadline. A streaming reply comes in one piece. With `idempotent`, the call may be executed
-    /// more than once: if its service dies, another of the name gets it. Raises `Failed` with the service's code and
-    /// text; `Abandoned`; `TooLarge`; `PeerDied` or `Closed` if the service ended: it is unknown whether it executed
-    /// the call.
-    #[pyo3(signature = (request, timeout=None, *, idempotent=false))]
+    /// more than once: if its service dies, another of the name gets it. `traceparent` is the header of W3C Trace
+    /// Context, for `Request.traceparent`; one that is not valid is as none. Raises `Failed` with the service's code
+    /// and text; `Abandoned`; `TooLarge`; `PeerDied` or `Closed` if the service ended: it is unknown whether it
+    /// executed the call.
+    #[pyo3(signature = (request, timeout=None, *, idempotent=false, traceparent=None))]
     fn call<'py>(
         this: &Bound<'py, Self>,
         request: &Bound<'py, PyAny>,
         timeout: Option<f64>,
         idempotent: bool,
+        traceparent: Option<&str>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let call = Client::submit(this, request, timeout, idempotent)?;
+        let call = Client::submit(this, request, timeout, idempotent, traceparent)?;
         to_bytes(this.py(), &call.whole(this.py(), call.deadline)?)
     }
 
     /// Calls the service, and returns a `Call`: iterating it gives the parts of the reply. Waits for space alone.
     ///
     /// `timeout` is of the whole call: when it has passed, the next part raises `TimedOut`. Otherwise as `call`.
-    #[pyo3(signature = (request, timeout=None, *, idempotent=false))]
+    #[pyo3(signature = (request, timeout=None, *, idempotent=false, traceparent=None))]
     fn stream(
         this: &Bound<'_, Self>,
         request: &Bound<'_, PyAny>,
         timeout: Option<f64>,
         idempotent: bool,
+        traceparent: Option<&str>,
     ) -> PyResult<Call> {
-        Client::submit(this, request, timeout, idempotent)
+        Client::submit(this, request, timeout, idempotent, traceparent)
     }
 
     /// As `stream`: submits a call, whose `result()` is to be awaited later. Waits for space alone.
-    #[pyo3(signature = (request, timeout=None, *, idempotent=false))]
+    #[pyo3(signature = (request, timeout=None, *, idempotent=false, traceparent=None))]
     fn submit(
         this: &Bound<'_, Self>,
         request: &Bound<'_, PyAny>,
         timeout: Option<f64>,
         idempotent: bool,
+        traceparent: Option<&str>,
     ) -> PyResult<Call> {
-        let (py, deadline) = (this.py(), deadline(timeout)?);
-        let payload = Payload::of(request)?;
+        let (py, properties) = (this.py(), Properties::new(timeout, idempotent, traceparent)?);
+        let (deadline, payload) = (properties.deadline, Payload::of(request)?);
         let bytes = payload.as_slice();
-        let submit = |client: &Client, until| client.submit_until(bytes, deadline, idempotent, until);
+        let submit = |client: &Client, until| client.submit_until(bytes, properties, until);
         let call = this.get().wait_in_slices(py, deadline, submit)?;
         let call = call.ok_or_else(|| timed_out(py, "waiting for space for a request"))?;
         let (is_over, is_in_use) = (AtomicBool::new(false), AtomicBool::new(false));

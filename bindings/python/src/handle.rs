@@ -4,6 +4,7 @@
 //! `KeyboardInterrupt`), and detects that another thread has closed the handle.
 
 use crate::error::{self, raise};
+use crate::log;
 use pelton::Deadline;
 use pyo3::prelude::*;
 use std::ops::{Deref, DerefMut};
@@ -114,7 +115,9 @@ impl<T: Send> Using<'_, T> {
         mut attempt: impl FnMut(&mut T, Deadline) -> pelton::Result<Option<R>> + Send,
     ) -> PyResult<Option<R>> {
         if deadline == Deadline::Now {
-            return attempt(self, deadline).map_err(|error| raise(py, error));
+            let found = attempt(self, deadline);
+            log::deliver(py);
+            return found.map_err(|error| raise(py, error));
         }
         in_slices(py, deadline, |until| {
             if self.handle.is_closing.load(Ordering::Relaxed) {
@@ -132,7 +135,9 @@ impl<T: Send> Using<'_, T> {
         step: impl FnOnce(&mut T) -> pelton::Result<R> + Send,
     ) -> PyResult<R> {
         let value: &mut T = self;
-        py.detach(|| step(value)).map_err(|error| raise(py, error))
+        let found = py.detach(|| step(value));
+        log::deliver(py);
+        found.map_err(|error| raise(py, error))
     }
 
     /// Waits until the descriptor that `fd` returns is readable. Returns false once `deadline` has passed.
@@ -147,15 +152,17 @@ impl<T: Send> Using<'_, T> {
     }
 }
 
-/// Repeats `attempt`, until a deadline that is at most one slice away, until it returns something; handles signals
-/// between. `None` once `deadline` has passed.
+/// Repeats `attempt`, until a deadline that is at most one slice away, until it returns something; hands over the log
+/// and handles signals between. `None` once `deadline` has passed.
 pub fn in_slices<R>(
     py: Python<'_>,
     deadline: Deadline,
     mut attempt: impl FnMut(Instant) -> PyResult<Option<R>>,
 ) -> PyResult<Option<R>> {
     loop {
-        if let Some(found) = attempt(slice(deadline))? {
+        let found = attempt(slice(deadline));
+        log::deliver(py);
+        if let Some(found) = found? {
             return Ok(Some(found));
         }
         py.check_signals()?;

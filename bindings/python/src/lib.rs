@@ -13,6 +13,7 @@ mod descriptors;
 mod error;
 mod files;
 mod handle;
+mod log;
 mod loop_client;
 mod number;
 mod open;
@@ -34,12 +35,16 @@ mod _pelton {
     use pyo3::ffi;
     use pyo3::prelude::*;
 
-    /// Classes and exceptions are one for all interpreters of a process, which those of Python must not be.
+    /// Classes and exceptions are one for all interpreters of a process, which those of Python must not be. So is the
+    /// log.
     #[pymodule_init]
     fn refuse_subinterpreters(_module: &Bound<'_, PyModule>) -> PyResult<()> {
         // SAFETY: this thread is attached to an interpreter, whose state Python returns.
         match unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) } {
-            0 => Ok(()),
+            0 => {
+                crate::log::start();
+                Ok(())
+            }
             _ => Err(PyImportError::new_err(
                 "pelton does not support subinterpreters: import it in the main interpreter, or start another process",
             )),

@@ -1,11 +1,12 @@
 //! `pelton.LoopClient`: a client in an event loop of any kind. `pelton.aio.Client` is asyncio's.
 
 use crate::bytes::{Payload, empty_list, to_bytes};
+use crate::client::Properties;
 use crate::error::raise;
-use crate::handle::{Handle, deadline};
+use crate::handle::Handle;
 use crate::number::{number, number_or_none};
 use crate::open::{self, CLIENT, Opening, Started, options};
-use pelton::{Armed, CallId, Deadline, Outcome, Sent};
+use pelton::{Armed, CallId, Outcome, Sent};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyList, PyType};
@@ -117,15 +118,18 @@ impl LoopClient {
     ///
     /// The service sees that the client waits for `timeout` seconds; here nothing ends by it. With `idempotent`, the
     /// call may be executed more than once. Raises `TooLarge`.
-    #[pyo3(signature = (request, timeout=None, *, idempotent=false))]
-    fn try_submit(&self, request: &Bound<'_, PyAny>, timeout: Option<f64>, idempotent: bool) -> PyResult<Option<u64>> {
+    #[pyo3(signature = (request, timeout=None, *, idempotent=false, traceparent=None))]
+    fn try_submit(
+        &self,
+        request: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+        idempotent: bool,
+        traceparent: Option<&str>,
+    ) -> PyResult<Option<u64>> {
         let py = request.py();
         let payload = Payload::of(request)?;
         let mut client = self.0.take(py)?;
-        let submitted = match deadline(timeout)? {
-            Deadline::At(end) => client.try_submit_by(payload.as_slice(), end),
-            _ => client.try_submit(payload.as_slice()),
-        };
+        let submitted = Properties::new(timeout, idempotent, traceparent)?.try_submit(&mut client, payload.as_slice());
         let submitted = submitted.map_err(|error| raise(py, error))?;
         if let Some(call) = submitted
             && idempotent

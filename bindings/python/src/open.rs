@@ -74,7 +74,7 @@ pub fn finish<T: Send>(py: Python<'_>, started: pelton::Result<pelton::Opening<T
         }
         using.wait_readable(py, Deadline::Never, AsFd::as_fd)?;
         // Retries may make it readable in each slice.
-        py.check_signals()?;
+        crate::log::deliver_and_check_signals(py)?;
     }
 }
 
@@ -168,7 +168,7 @@ pub fn accept<T: Send, R: Send>(
         if let Some(accepted) = using.step(py, |value| accept(value, Deadline::At(attempt)))? {
             return Ok(Some(accepted));
         }
-        py.check_signals()?;
+        crate::log::deliver_and_check_signals(py)?;
     }
 }
 

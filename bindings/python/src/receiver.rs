@@ -4,6 +4,7 @@ use crate::bytes::{Target, empty_list, to_bytes};
 use crate::descriptors;
 use crate::error::{internal, named, raise, timed_out};
 use crate::handle::{Handle, Using, deadline};
+use crate::log;
 use crate::number::number;
 use crate::open::{self, CONNECT, CREATE, Info, OPEN, Opening, Started, options};
 use crate::view::{EnteredView, fill_view};
@@ -324,6 +325,7 @@ impl Receiver {
     /// Does not wait. Returns False if there is a message already: receive, instead of watching the descriptor.
     fn arm(&self, py: Python<'_>) -> PyResult<bool> {
         let armed = self.endpoint.take(py)?.receiver.arm();
+        log::deliver(py);
         armed.map(|armed| armed.is_waiting()).map_err(|error| raise(py, error))
     }
 

@@ -8,6 +8,7 @@
 use crate::bytes::{Payload, WITHOUT_GIL, to_bytes};
 use crate::error::{self, named, raise, timed_out};
 use crate::handle::{deadline, in_slices};
+use crate::log;
 use crate::number::number;
 use crate::open::{SERVICE, options};
 use pelton::{Armed, Deadline, Error, Responder, Result, Sent, Stopper};
@@ -388,7 +389,9 @@ impl Service {
     /// Does not wait. Returns False if something has come already: take requests, and try the parts again, instead of
     /// watching the descriptor.
     fn arm(&self, py: Python<'_>) -> PyResult<bool> {
-        self.with(py, |service, ahead| Ok(ahead.is_empty() && service.arm()? == Armed::Waiting))
+        let armed = self.with(py, |service, ahead| Ok(ahead.is_empty() && service.arm()? == Armed::Waiting));
+        log::deliver(py);
+        armed
     }
 
     /// Undoes `arm`. Call it when the loop loses interest.
@@ -487,6 +490,13 @@ impl Request {
     #[getter]
     fn deadline(&self) -> Option<f64> {
         (self.deadline_ns > 0).then_some(self.deadline_ns as f64 / 1e9)
+    }
+
+    /// The header `traceparent` with which the client has submitted it: the span that is the parent of this service's.
+    /// None if it came without a valid one, and once it was answered.
+    #[getter]
+    fn traceparent(&self) -> Option<String> {
+        self.responder().as_ref()?.traceparent().map(|traceparent| traceparent.to_string())
     }
 
     /// The process of the client, if it is known.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import gc
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from subprocess import Popen
 
 import pelton
+import pelton.aio
 import pytest
 from conftest import LIMIT, forked
 
@@ -939,3 +941,31 @@ def test_no_completion_is_lost_when_memory_runs_out(name: str) -> None:
             assert taken == [(call, True, reply) for call, reply in zip(calls, replies, strict=True)], number
         client.close()
     assert failed > 0, "the memory has run out"
+
+
+def test_a_request_carries_its_traceparent(name: str) -> None:
+    valid = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    zero = "00-00000000000000000000000000000000-00f067aa0ba902b7-01"
+    with pelton.Service.listen(name) as service:
+        running = threading.Thread(
+            target=service.run, args=(lambda request: str((request.traceparent, len(request.data))).encode(),)
+        )
+        running.start()
+        try:
+            with pelton.Client.connect(name, timeout=LIMIT) as client:
+                for size in (0, 5, 5_000_000):
+                    for traceparent in (valid, None, valid.upper(), zero, ""):
+                        reply = client.call(b"x" * size, LIMIT, traceparent=traceparent)
+                        assert reply == str((valid if traceparent == valid else None, size)).encode()
+                assert client.submit(b"x", traceparent=valid).result(LIMIT) == str((valid, 1)).encode()
+
+                async def by_a_loop() -> None:
+                    async with await pelton.aio.Client.connect(name, timeout=LIMIT) as client:
+                        assert await client.call(b"x", traceparent=valid) == str((valid, 1)).encode()
+                        async with client.stream(b"x", traceparent=valid) as parts:
+                            assert [part async for part in parts] == [str((valid, 1)).encode()]
+
+                asyncio.run(by_a_loop())
+        finally:
+            service.stop()
+            running.join()

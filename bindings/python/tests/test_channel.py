@@ -5,10 +5,12 @@ from __future__ import annotations
 import array
 import errno
 import gc
+import logging
 import os
 import pickle
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -727,3 +729,16 @@ def test_a_message_is_entered_once() -> None:
             with pytest.raises(pelton.Busy):
                 message.__enter__()
             assert bytes(view) == b"hello"
+
+
+def test_a_refused_peer_is_logged(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pelton.gather(name) as receiver, caplog.at_level(logging.INFO, "pelton"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+            peer.connect(name.removeprefix("unix:"))
+            peer.send(b"bad")
+            until = time.monotonic() + LIMIT
+            while not caplog.records and time.monotonic() < until:
+                with pytest.raises(pelton.TimedOut):
+                    receiver.recv(0.1)
+    text = f"refused the peer, process {os.getpid()} of uid {os.getuid()}: a packet of 3 bytes came, wanted at least 80"
+    assert caplog.record_tuples == [("pelton", logging.WARNING, text)]

@@ -1,6 +1,6 @@
 //! The bytes of a request or of a reply, wherever they are.
 
-use crate::frame::HEADER_BYTES;
+use crate::frame::{HEADER_BYTES, TRACEPARENT_BYTES};
 use pelton_channel::Message;
 
 /// Most records that one poll passes over because they are no message for the user. A peer that floods the lane with
@@ -28,6 +28,8 @@ impl Flag {
 pub(crate) enum Body<'a> {
     /// In the lane, after the header.
     InPlace(Message<'a>),
+    /// In the lane, after the header and a traceparent.
+    Traced(Message<'a>),
     /// In a buffer of the thread that handles the request.
     Borrowed(&'a [u8]),
     Owned(Vec<u8>),
@@ -37,6 +39,7 @@ impl Body<'_> {
     pub(crate) fn bytes(&self) -> &[u8] {
         match self {
             Body::InPlace(message) => &message[HEADER_BYTES..],
+            Body::Traced(message) => &message[HEADER_BYTES + TRACEPARENT_BYTES..],
             Body::Borrowed(bytes) => bytes,
             Body::Owned(bytes) => bytes,
         }
@@ -47,6 +50,7 @@ impl Body<'_> {
         buffer.clear();
         match self {
             Body::InPlace(message) => message.append_to(HEADER_BYTES, buffer),
+            Body::Traced(message) => message.append_to(HEADER_BYTES + TRACEPARENT_BYTES, buffer),
             body => buffer.extend_from_slice(body.bytes()),
         }
     }

@@ -1,6 +1,6 @@
 //! A client's calls that are in flight: each in a slot of its own until its final completion has come.
 
-use super::frame::{CALLS_MAX, generation_of, slot_of};
+use super::frame::{CALLS_MAX, Header, Kind, generation_of, slot_of};
 use pelton_channel::{CallFailure, Error};
 
 /// Identifies a call: [`crate::Client::submit`] returns it, and [`crate::Completion`]s carry it. No two calls of a
@@ -86,7 +86,7 @@ pub(super) struct Calls {
 }
 
 #[derive(Debug)]
-// In this order, so that one store begins a call: the three flags and the discriminant of `State::Awaited` are 0.
+// In this order, so that one store begins a call: the flags, `repeats` and the discriminant of `State::Awaited` are 0.
 #[repr(C)]
 struct Slot {
     deadline: u64,
@@ -97,8 +97,10 @@ struct Slot {
     is_idempotent: bool,
     /// A part of a streaming reply has come.
     has_part: bool,
+    /// The request begins with a traceparent.
+    is_traced: bool,
     /// How often it was submitted again though another service may have begun it.
-    repeats: u16,
+    repeats: u8,
     state: State,
 }
 
@@ -132,7 +134,7 @@ impl Slot {
 /// Most memory for a request that a free slot keeps for its next call.
 const KEPT_BYTES: usize = 4096;
 /// A request that crashes each service which begins it must not crash all of them, and their successors.
-const REPEATS_MAX: u16 = 3;
+const REPEATS_MAX: u8 = 3;
 
 impl Calls {
     pub(super) fn is_full(&self) -> bool {
@@ -169,6 +171,7 @@ impl Calls {
             state: State::Free,
             is_idempotent: false,
             has_part: false,
+            is_traced: false,
             repeats: 0,
             deadline: 0,
             request: Vec::new(),
@@ -194,20 +197,21 @@ impl Calls {
         self.awaited += 1;
         let slot = self.slot_mut(call);
         (slot.generation, slot.state) = (generation_of(call.0), State::Awaited(connection));
-        (slot.is_idempotent, slot.has_part, slot.repeats) = (false, false, 0);
+        (slot.is_idempotent, slot.has_part, slot.is_traced, slot.repeats) = (false, false, false, 0);
     }
 
-    /// Keeps a copy of the request, for another service.
-    pub(super) fn keep(&mut self, call: CallId, deadline: u64, request: &[u8]) {
+    /// Keeps the header and a copy of the request, for another service.
+    pub(super) fn keep(&mut self, call: CallId, header: Header, request: &[u8]) {
         let slot = self.slot_mut(call);
-        slot.deadline = deadline;
+        (slot.deadline, slot.is_traced) = (header.deadline, header.traced);
         slot.request.extend_from_slice(request);
     }
 
-    /// Takes the deadline and the copy out; [`Calls::put_back`] reverses it.
-    pub(super) fn take_kept(&mut self, call: CallId) -> (u64, Vec<u8>) {
+    /// The header, and the copy, taken out; [`Calls::put_back`] reverses it.
+    pub(super) fn take_kept(&mut self, call: CallId) -> (Header, Vec<u8>) {
         let slot = self.slot_mut(call);
-        (slot.deadline, std::mem::take(&mut slot.request))
+        let header = Header { deadline: slot.deadline, traced: slot.is_traced, ..Header::new(Kind::Request, call.0) };
+        (header, std::mem::take(&mut slot.request))
     }
 
     pub(super) fn put_back(&mut self, call: CallId, request: Vec<u8>) {
@@ -254,7 +258,7 @@ impl Calls {
             return false;
         }
         slot.state = State::Unrouted(loss);
-        slot.repeats += u16::from(is_repeat);
+        slot.repeats += u8::from(is_repeat);
         true
     }
 

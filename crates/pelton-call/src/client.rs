@@ -854,7 +854,7 @@ impl RequestReservation<'_> {
             let sender = &client.balancer.connections[at].outbox.sender;
             let kept = sender.body(space).get(..bytes).unwrap_or_default().to_vec();
             client.publish(call, at, space, bytes)?;
-            client.calls.keep(call, 0, &kept);
+            client.calls.keep(call, Header::new(Kind::Request, call.0), &kept);
             client.balancer.count_submission();
             return Ok(call);
         }

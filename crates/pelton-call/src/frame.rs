@@ -13,6 +13,10 @@ pub(crate) const HEADER_BYTES: usize = 24;
 const MORE: u64 = 1 << 8;
 /// The message began in an earlier record.
 const CONTINUED: u64 = 1 << 9;
+/// A traceparent is before the payload.
+const TRACED: u64 = 1 << 10;
+/// Its bytes.
+pub(crate) const TRACEPARENT_BYTES: usize = 32;
 /// The size of a piece of a large message. A guess: this side writes one piece while the other still reads the piece
 /// before, and both stay in a cache.
 const PIECE_BYTES: usize = 64 << 10;
@@ -48,6 +52,8 @@ pub(crate) struct Header {
     pub(crate) kind: Kind,
     pub(crate) more: bool,
     pub(crate) continued: bool,
+    /// A traceparent is before the payload.
+    pub(crate) traced: bool,
     /// Of FAILED: the handler's code.
     pub(crate) code: u32,
     /// Of REQUEST: nanoseconds of CLOCK_MONOTONIC; 0: none.
@@ -85,12 +91,18 @@ pub(crate) fn generation_of(id: u64) -> u32 {
 
 impl Header {
     pub(crate) fn new(kind: Kind, id: u64) -> Header {
-        Header { id, kind, more: false, continued: false, code: 0, deadline: 0 }
+        Header { id, kind, more: false, continued: false, traced: false, code: 0, deadline: 0 }
     }
 
     pub(crate) fn words(&self) -> [u64; 3] {
-        let flags = if self.more { MORE } else { 0 } | if self.continued { CONTINUED } else { 0 };
+        let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
+        let flags = flag(self.more, MORE) | flag(self.continued, CONTINUED) | flag(self.traced, TRACED);
         [self.id, self.kind as u64 | flags | u64::from(self.code) << 32, self.deadline]
+    }
+
+    /// Bytes between this header and the payload.
+    pub(crate) fn prefix_bytes(&self) -> usize {
+        if self.traced { TRACEPARENT_BYTES } else { 0 }
     }
 
     /// Whether these words are a valid header of a whole message of that kind, as most are. If not: [`Header::read`].
@@ -103,8 +115,9 @@ impl Header {
             && (deadline == 0 || kind == Kind::Request)
     }
 
-    /// Checks a header of the peer's, before a payload of this size. An error is the rule that it breaks.
-    pub(crate) fn read(words: [u64; 3], payload_bytes: u64, by: By) -> std::result::Result<Header, &'static str> {
+    /// Checks a header of the peer's, before so many bytes: a traceparent and a payload. An error is the rule that it
+    /// breaks.
+    pub(crate) fn read(words: [u64; 3], bytes: u64, by: By) -> std::result::Result<Header, &'static str> {
         let [id, word, deadline] = words;
         let kind = match word as u8 {
             1 => Kind::Request,
@@ -120,12 +133,13 @@ impl Header {
             23 => Kind::Drained,
             _ => return Err("kind"),
         };
-        let (more, continued) = (word & MORE != 0, word & CONTINUED != 0);
-        let header = Header { id, kind, more, continued, code: (word >> 32) as u32, deadline };
+        let (more, continued, traced) = (word & MORE != 0, word & CONTINUED != 0, word & TRACED != 0);
+        let header = Header { id, kind, more, continued, traced, code: (word >> 32) as u32, deadline };
         if kind.by() != by {
             return Err("kind");
         }
-        if word & 0xffff_ff00 & !(MORE | CONTINUED) != 0 {
+        let may_be_traced = kind == Kind::Request && !continued;
+        if word & 0xffff_ff00 & !(MORE | CONTINUED | TRACED) != 0 || traced && !may_be_traced {
             return Err("flags");
         }
         let is_id = if kind.has_id() { slot_of(id) < CALLS_MAX && generation_of(id) != 0 } else { id == 0 };
@@ -138,6 +152,7 @@ impl Header {
         if deadline != 0 && (kind != Kind::Request || continued) {
             return Err("deadline");
         }
+        let Some(payload_bytes) = bytes.checked_sub(header.prefix_bytes() as u64) else { return Err("length") };
         // Each piece has a byte of payload, so that a message in pieces ends.
         let fits = match kind.has_payload() {
             true => payload_bytes > 0 || !(more || continued),

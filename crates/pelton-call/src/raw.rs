@@ -8,9 +8,9 @@ use super::request::Request;
 use super::responder::{BorrowedResponder, ReplyReservation, Responder};
 use super::service::Service;
 use crate::body::Body;
-use crate::frame::HEADER_BYTES;
-use pelton_channel::Receiver;
+use crate::frame::{HEADER_BYTES, TRACEPARENT_BYTES};
 use pelton_channel::Result;
+use pelton_channel::{Message, Receiver};
 use pelton_lane::{Record, ReservedSpace};
 use std::marker::PhantomData;
 use std::mem::forget;
@@ -20,6 +20,8 @@ use std::ptr::NonNull;
 #[derive(Debug)]
 enum RawBody {
     InPlace(Record),
+    /// With a traceparent before it: a request's.
+    Traced(Record),
     Owned(Vec<u8>),
 }
 
@@ -29,6 +31,7 @@ impl RawBody {
     unsafe fn with(self, receiver: &mut Receiver) -> Body<'_> {
         match self {
             RawBody::InPlace(record) => Body::InPlace(receiver.message(record)),
+            RawBody::Traced(record) => Body::Traced(receiver.message(record)),
             RawBody::Owned(bytes) => Body::Owned(bytes),
         }
     }
@@ -42,19 +45,26 @@ impl Body<'_> {
                 forget(message);
                 RawBody::InPlace(record)
             }
+            Body::Traced(message) => {
+                let record = message.record();
+                forget(message);
+                RawBody::Traced(record)
+            }
             body => RawBody::Owned(body.into_vec()),
         }
     }
 
     /// Makes no slice of memory that another process can write.
     fn raw_parts(&self) -> (NonNull<u8>, usize) {
+        let after = |message: &Message<'_>, skip: usize| {
+            let (data, bytes) = message.raw_parts();
+            // SAFETY: the message has so many bytes: every record with less than a header and its prefix is refused
+            // before a body is created.
+            (unsafe { data.add(skip) }, bytes - skip)
+        };
         match self {
-            Body::InPlace(message) => {
-                let (data, bytes) = message.raw_parts();
-                // SAFETY: the message has the header's bytes: every record with a shorter one is refused before a body
-                // is created.
-                (unsafe { data.add(HEADER_BYTES) }, bytes - HEADER_BYTES)
-            }
+            Body::InPlace(message) => after(message, HEADER_BYTES),
+            Body::Traced(message) => after(message, HEADER_BYTES + TRACEPARENT_BYTES),
             Body::Borrowed(bytes) => (NonNull::from(*bytes).cast(), bytes.len()),
             Body::Owned(bytes) => (NonNull::from(&bytes[..]).cast(), bytes.len()),
         }
@@ -112,8 +122,9 @@ impl Client {
     pub unsafe fn completion_from_raw(&mut self, raw: RawCompletion) -> Completion<'_> {
         let RawCompletion { call, outcome, body, at } = raw;
         let body = match body {
-            RawBody::InPlace(record) => Body::InPlace(self.balancer.connections[at].replies.message(record)),
             RawBody::Owned(bytes) => Body::Owned(bytes),
+            // SAFETY: the caller guarantees that the client has done nothing since.
+            body => unsafe { body.with(&mut self.balancer.connections[at].replies) },
         };
         Completion { call, outcome, body, at }
     }

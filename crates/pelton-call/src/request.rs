@@ -4,7 +4,7 @@ use super::frame::{Header, Kind};
 use super::placed::{Placed, Storage};
 use super::responder::{BorrowedResponder, Responder};
 use crate::body::Body;
-use pelton_channel::Result;
+use pelton_channel::{Result, Traceparent};
 use pelton_os::Peer;
 use std::time::Instant;
 
@@ -115,6 +115,11 @@ impl<'a> Request<'a> {
     /// As [`Responder::deadline`].
     pub fn deadline(&self) -> Option<Instant> {
         self.contents().responder.deadline()
+    }
+
+    /// As [`Responder::traceparent`].
+    pub fn traceparent(&self) -> Option<Traceparent> {
+        self.contents().responder.traceparent()
     }
 
     /// As [`Responder::is_cancelled`].

@@ -7,7 +7,7 @@ use super::session::{ReplyPath, forget_reservation};
 use super::session_ref::SessionRef;
 use crate::body::Flag;
 use crate::outbox::FrameSender as _;
-use pelton_channel::{Deadline, Error, Result, Sent};
+use pelton_channel::{Deadline, Error, Result, Sent, Traceparent};
 use pelton_os::Peer;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -116,6 +116,13 @@ impl BorrowedResponder<'_> {
     /// dropped because of a deadline.
     pub fn deadline(&self) -> Option<Instant> {
         self.session.shared.clock.instant_of(self.deadline)
+    }
+
+    /// The position in a trace with which the client has submitted the request ([`crate::Client::submit_traced`]):
+    /// the parent of this service's spans. `None` for a request without one, or with an invalid one, and for a
+    /// notification.
+    pub fn traceparent(&self) -> Option<Traceparent> {
+        if self.id == 0 || self.session.is_forked() { None } else { self.session.traceparent(self.id) }
     }
 
     /// Whether nobody awaits the reply any more: the client has cancelled the call, or has left. The service detects

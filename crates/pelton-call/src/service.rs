@@ -16,7 +16,7 @@ use pelton_channel::options::{Options, maker};
 use pelton_channel::raw::{
     BUSY_POLL, Item, LastRing, Polled, Replies, Settings, Side, Spin, busy_poll, gather_with, wait,
 };
-use pelton_channel::{Armed, Deadline, Error, Listener, Receiver, Result};
+use pelton_channel::{Armed, Deadline, Error, Listener, Receiver, Result, Traceparent};
 use pelton_lane::Record;
 use pelton_os::{LocalWake, Ready, locked};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -323,6 +323,7 @@ impl Service {
         // SAFETY: as in `give_fast`.
         let session = unsafe { slot.session.lend() };
         let (body, header) = match found {
+            Found::InPlace(record, header) if header.traced => (Body::Traced(requests.message(record)), header),
             Found::InPlace(record, header) => (Body::InPlace(requests.message(record)), header),
             Found::Owned(bytes, header) => (Body::Owned(bytes), header),
         };
@@ -398,13 +399,17 @@ impl Service {
     /// Returns the record if it is a whole message for the user; releases it otherwise. An error is the rule that the
     /// record breaks.
     fn sort(&mut self, record: &Record, header: Header) -> std::result::Result<Option<Found>, &'static str> {
-        if record.bytes - HEADER_BYTES as u64 > self.shared.options.call_bytes_max {
+        if record.bytes - HEADER_BYTES as u64 - header.prefix_bytes() as u64 > self.shared.options.call_bytes_max {
             return Err("size");
         }
         let is_gone = self.requests.is_sender_gone();
         let Some(slot) = self.sessions.get(self.requests.lane_user()) else { return Err("lane") };
         if header.kind == Kind::Request && !header.continued && !slot.session.begin(header.id) {
             return Err("id");
+        }
+        if header.traced {
+            let traceparent = self.requests.copy(record, HEADER_BYTES).as_ref().and_then(Traceparent::decode);
+            slot.session.set_traceparent(header.id, traceparent);
         }
         if header.more || header.continued {
             return self.assemble(record, header, is_gone);
@@ -439,12 +444,13 @@ impl Service {
         Assembly::check(&slot.assembly, &header)?;
         let session = Arc::clone(&slot.session);
         let mut assembly = slot.assembly.take().unwrap_or_else(|| Assembly::new(header, session.memory.take(0)));
-        let bytes = record.bytes - HEADER_BYTES as u64;
+        let skip = HEADER_BYTES + header.prefix_bytes();
+        let bytes = record.bytes - skip as u64;
         if assembly.length + bytes > most {
             return Err("size");
         }
         if assembly.grow(bytes) {
-            self.requests.append(record, HEADER_BYTES, &mut assembly.bytes);
+            self.requests.append(record, skip, &mut assembly.bytes);
         }
         if header.more
             && let Some(slot) = self.current()

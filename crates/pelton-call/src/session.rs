@@ -11,10 +11,11 @@ use super::reply_lock::{Contents, Guard, ReplyLock};
 use crate::outbox::FrameSender as _;
 use pelton_channel::raw::Settings;
 use pelton_channel::raw::{Budget, Doorbells, ReplyLane, Share, SharedLiveness};
-use pelton_channel::{Error, Receiver, Result};
+use pelton_channel::{Error, Receiver, Result, Traceparent};
 use pelton_lane::ReservedSpace;
 use pelton_os::{Doorbell, LocalWake, Owner, Peer, locked};
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Condvar, Mutex, Weak};
@@ -102,6 +103,8 @@ pub(super) struct Session {
     is_gone: AtomicBool,
     /// By slot: 0, or the generation of the call there and its flags.
     calls: Box<[AtomicU64; CALLS_MAX as usize]>,
+    /// By slot: the last call that came with a traceparent. Its call may have ended.
+    traceparents: Mutex<HashMap<u32, (u64, Traceparent)>>,
     doorbells: Doorbells,
     pub(super) liveness: Option<SharedLiveness>,
     pub(super) peer: Option<Peer>,
@@ -197,6 +200,7 @@ impl Session {
             deferred: Mutex::default(),
             is_gone: AtomicBool::new(false),
             calls: Box::new([const { AtomicU64::new(0) }; CALLS_MAX as usize]),
+            traceparents: Mutex::default(),
             bytes_max,
         })
     }
@@ -315,6 +319,21 @@ impl Session {
         }
         slot.store(u64::from(generation_of(id)) << 32 | TAKEN, Relaxed);
         true
+    }
+
+    /// Notes the traceparent of a call that has begun; `None` if that is not valid.
+    #[cold]
+    pub(super) fn set_traceparent(&self, id: u64, traceparent: Option<Traceparent>) {
+        let mut traceparents = locked(&self.traceparents);
+        match traceparent {
+            Some(traceparent) => traceparents.insert(slot_of(id), (id, traceparent)),
+            None => traceparents.remove(&slot_of(id)),
+        };
+    }
+
+    /// The traceparent with which a call came.
+    pub(super) fn traceparent(&self, id: u64) -> Option<Traceparent> {
+        locked(&self.traceparents).get(&slot_of(id)).filter(|(of, _)| *of == id).map(|(_, traceparent)| *traceparent)
     }
 
     /// Ends a call, before its final reply is published: that lets the client use the slot again.

@@ -5,8 +5,8 @@ use super::inbox::{Inbox, StoredCompletion};
 use super::placed::Storage;
 use super::reply_lock::ReplyLock;
 use super::{CallId, Client, Loss, Outcome, Service};
-use pelton_channel::Options;
-use pelton_channel::{Error, Result};
+use crate::outbox::FrameSender as _;
+use pelton_channel::{Deadline, Error, Options, Result, Traceparent};
 use pelton_testkit::Random;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -74,6 +74,7 @@ fn headers_are_read_and_written_as_the_vectors_say() {
         assert_eq!((header.id, header.deadline), (number(&vector["id"]), number(&vector["deadline"])), "{vector}");
         let (more, continued) = (vector["more"].as_bool().unwrap(), vector["continued"].as_bool().unwrap());
         assert_eq!((header.more, header.continued), (more, continued), "{vector}");
+        assert_eq!(header.traced, vector.get("traced").is_some(), "{vector}");
         assert_eq!(u64::from(header.code), vector["code"].as_u64().unwrap(), "{vector}");
     }
 }
@@ -168,6 +169,8 @@ fn replay_client(vector: &Value, Link { service, clients }: &mut Link) {
         assert_eq!(request.len() as u64, wanted["bytes"].as_u64().unwrap());
         assert_eq!(request.is_notification(), wanted["kind"] == "NOTIFY");
         assert_eq!(request.contents().responder.id, number(&wanted["id"]));
+        let traceparent = request.traceparent().map(|traceparent| traceparent.to_string());
+        assert_eq!(traceparent.as_deref(), wanted.get("traceparent").and_then(Value::as_str));
         taken.push(request.into_responder());
     }
     assert!(service.try_receive().unwrap().is_none());
@@ -465,4 +468,69 @@ fn an_inbox_keeps_the_order_of_all_completions_and_of_each_call() {
     assert_eq!(inbox.forget(CallId(2)), 1);
     assert!(inbox.is_empty() && inbox.bytes() == 0 && inbox.part_bytes() == 0 && inbox.finals() == 0);
     assert!(inbox.store(stored(2, Outcome::Part, 5)).is_none(), "its task was forgotten");
+}
+
+#[test]
+fn a_service_that_takes_no_traceparent_gets_the_request_without_it() {
+    let mut link = link(1);
+    let client = &mut link.clients[0];
+    assert!(client.balancer.connections[0].takes_traced);
+    let span = Traceparent::new([1; 16], [2; 8], 0).unwrap();
+    for (takes_traced, wanted) in [(true, Some(span)), (false, None)] {
+        client.balancer.connections[0].takes_traced = takes_traced;
+        for bytes in [0, 5, BYTES_MAX as usize] {
+            let request = vec![3; bytes];
+            client.submit_traced(&request, span, Deadline::Now).unwrap().unwrap();
+            let found = link.service.receive().unwrap();
+            assert_eq!((&*found, found.traceparent()), (&request[..], wanted));
+        }
+    }
+    let error = client.submit_traced(&[0; BYTES_MAX as usize + 1], span, Deadline::Now).unwrap_err();
+    assert!(matches!(error, Error::TooLarge { bytes, .. } if bytes == BYTES_MAX + 1));
+}
+
+#[test]
+fn an_invalid_traceparent_is_as_if_there_were_none() {
+    let mut link = link(1);
+    let sender = &mut link.clients[0].balancer.connections[0].outbox.sender;
+    let valid = Traceparent::new([1; 16], [2; 8], 1).unwrap().encode();
+    let mut wanted = Vec::new();
+    for (slot, at, value) in [(0, 0, vec![0]), (1, 0, vec![255]), (2, 8, vec![0; 8]), (3, 16, vec![0; 16])] {
+        let mut bytes = valid;
+        bytes[at..at + value.len()].copy_from_slice(&value);
+        let header = Header { traced: true, ..Header::new(Kind::Request, 1 << 32 | slot) };
+        assert!(sender.try_write(header.words(), &[&bytes, &b"hello"[..]].concat()).unwrap());
+        wanted.push(slot == 0);
+    }
+    for wanted in wanted {
+        let request = link.service.receive().unwrap();
+        assert_eq!((&*request, request.traceparent().is_some()), (&b"hello"[..], wanted));
+    }
+    assert_eq!(link.service.corrupt_clients(), 0);
+}
+
+#[test]
+fn a_call_that_another_service_carries_out_keeps_its_traceparent() {
+    let (mut services, mut client) = services_of_one_name(2);
+    let span = Traceparent::new([1; 16], [2; 8], 1).unwrap();
+    let calls = [0, 1].map(|_| client.submit_traced(b"hello", span, Deadline::Never).unwrap().unwrap());
+    calls.iter().for_each(|call| assert!(client.mark_idempotent(*call).unwrap()));
+    // Each service has one of the two calls. The second dies with its own.
+    let survivor = services.pop().unwrap();
+    drop(std::mem::replace(&mut services[0], survivor));
+    let until = Instant::now() + Duration::from_secs(60);
+    for _ in calls {
+        let request = loop {
+            // Moves the calls of a service that has ended.
+            let _ = client.arm();
+            client.disarm();
+            if let Some(request) = services[0].try_receive().unwrap() {
+                break request;
+            }
+            assert!(Instant::now() < until, "both calls come to the survivor");
+        };
+        assert_eq!((&*request, request.traceparent()), (&b"hello"[..], Some(span)));
+        request.reply(b"").unwrap();
+    }
+    calls.iter().for_each(|call| assert_eq!(client.completion_of(*call).unwrap().outcome(), Outcome::Reply));
 }

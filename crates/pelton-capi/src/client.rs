@@ -8,7 +8,7 @@ use crate::opening::{Opened, Opening};
 use crate::options::ClientOptions;
 use crate::writer::check_used;
 use pelton::raw::{RawCompletion, RawRequestReservation};
-use pelton::{CallId, Completion, Deadline, Loss, Outcome, Sent};
+use pelton::{CallId, Completion, Deadline, Loss, Outcome, Sent, Traceparent};
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 
@@ -182,6 +182,26 @@ entries! {
             Deadline::Now => found(inner.try_submit(data)),
             Deadline::At(deadline) => found(inner.submit_until(data, deadline)),
             Deadline::Never => done(inner.submit(data)),
+        }?;
+        client.mark(call, flags)?;
+        out_call.write(call.to_bits());
+        Ok(())
+    }
+
+    fn pelton_client_submit_traced(
+        client: &mut Client,
+        data[size]: Bytes,
+        traceparent: Option<Text>,
+        flags: u32,
+        deadline_ns: Deadline,
+        out_call: Out<u64>,
+    ) {
+        let flags = Flags::of(flags)?;
+        let inner = client.unused()?;
+        let call = match traceparent.and_then(|text| Traceparent::parse(text.to_bytes())) {
+            Some(traceparent) => found(inner.submit_traced(data, traceparent, deadline_ns)),
+            // W3C: as if there were none.
+            None => found(inner.submit_until(data, deadline_ns)),
         }?;
         client.mark(call, flags)?;
         out_call.write(call.to_bits());

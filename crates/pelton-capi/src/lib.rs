@@ -19,6 +19,7 @@ mod entries;
 mod file;
 mod flush;
 mod handle;
+mod log;
 mod opening;
 mod operation;
 mod options;
@@ -54,6 +55,15 @@ pub extern "C" fn pelton_error_detail() -> *const c_char {
 pub extern "C" fn pelton_deadline(timeout_ns: i64) -> i64 {
     // At least 1: 0 is PELTON_NO_WAIT.
     c::now().saturating_add(timeout_ns).max(1)
+}
+
+/// See `pelton.h`.
+///
+/// # Safety
+/// As there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pelton_set_log(log: Option<log::Function>, context: *mut c_void) {
+    log::set(log, context);
 }
 
 /// See `pelton.h`.

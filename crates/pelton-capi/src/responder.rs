@@ -9,6 +9,9 @@ use pelton::raw::RawReplyReservation;
 use pelton::{Deadline, ReplyReservation};
 use std::ffi::c_void;
 
+/// `PELTON_TRACEPARENT_SIZE`: 55 characters and a NUL.
+const TRACEPARENT_SIZE: usize = 56;
+
 pub struct Responder {
     inner: pelton::Responder,
     /// The reserved space, and its size: meanwhile nothing else is replied, and only by the thread that reserved it.
@@ -108,6 +111,14 @@ entries! {
             Some(_) => Ok(()),
             None => Err(code::plain(code::NOT_RESERVED)),
         }
+    }
+
+    fn pelton_responder_traceparent(responder: &mut Responder, out: Out<[u8; TRACEPARENT_SIZE]>) {
+        let Some(traceparent) = responder.inner.traceparent() else { return Ok(0) };
+        let mut text = [0; TRACEPARENT_SIZE];
+        text[..TRACEPARENT_SIZE - 1].copy_from_slice(traceparent.to_string().as_bytes());
+        out.write(text);
+        Ok(1)
     }
 
     fn pelton_responder_is_cancelled(responder: &mut Responder) {

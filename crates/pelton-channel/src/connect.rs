@@ -287,13 +287,15 @@ pub struct Duplex {
     pub receiver: Receiver,
     /// The largest request that the service accepts.
     pub bytes_max: u64,
+    /// The features that the service offers.
+    pub features: u64,
 }
 
 impl Duplex {
     fn new(parts: LinkParts, options: &Settings) -> Result<Duplex> {
-        let LinkParts { requests, replies, bytes_max } = parts;
+        let LinkParts { requests, replies, bytes_max, features } = parts;
         let sender = Sender::new(requests, replies.doorbells.clone(), options)?;
-        Ok(Duplex { sender, receiver: Receiver::new(replies, options)?, bytes_max })
+        Ok(Duplex { sender, receiver: Receiver::new(replies, options)?, bytes_max, features })
     }
 }
 

@@ -36,6 +36,7 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -135,7 +136,20 @@ impl Unmapped {
         let path = absolute(path)?;
         let none = || Error::NoChannel { path: path.display().to_string() };
         let owner = std::fs::symlink_metadata(&path).map_err(|_| none())?.uid();
-        let mut dir = ChannelDir::open(&path, &Access { uids: vec![owner], mode: 0o777 })?.ok_or_else(none)?;
+        let dir = ChannelDir::open(&path, &Access { uids: vec![owner], mode: 0o777 })?.ok_or_else(none)?;
+        Unmapped::of(dir)
+    }
+
+    /// The same of a directory that is open, and was found at `path`.
+    pub(crate) fn open_at(path: &Path, directory: OwnedFd) -> Result<Unmapped> {
+        let failed = |errno: Errno| Error::System { what: format!("opening {}", path.display()), error: errno.into() };
+        let found = rustix::fs::fstat(&directory).map_err(failed)?;
+        let access = Access { uids: vec![found.st_uid], mode: 0o777 };
+        Unmapped::of(ChannelDir::new(path, directory, &found, &access)?)
+    }
+
+    fn of(mut dir: ChannelDir) -> Result<Unmapped> {
+        let path = dir.path.clone();
         dir.bits = 0o7777;
         let open = |dir: &ChannelDir, name: &str, magic: Option<u64>| -> Result<File> {
             let file = dir.open_file(name, FileType::RegularFile, OFlags::RDONLY)?;

@@ -29,8 +29,8 @@ use pelton_lane::{
 use pelton_os::Peer;
 use pelton_os::socket::{Socket, wait_for};
 use pelton_os::{
-    Descriptor, Doorbell, Kind, LocalWake, ReceivedFd, Segment, ambiguous_uid_text, is_ambiguous_uid, membarrier,
-    overdue, own_uid,
+    Descriptor, Doorbell, Kind, LOG_TARGET, LocalWake, ReceivedFd, Segment, ambiguous_uid_text, is_ambiguous_uid,
+    membarrier, overdue, own_uid,
 };
 use rustix::io::Errno;
 use std::io::ErrorKind;
@@ -483,6 +483,10 @@ pub(crate) fn no_descriptor_left() -> String {
 
 /// Refuses a peer that has connected.
 pub(crate) fn turn_away(socket: &Socket, why: &str) {
+    match socket.peer() {
+        Ok(Peer { pid, uid }) => log::warn!(target: LOG_TARGET, "refused the peer, process {pid} of uid {uid}: {why}"),
+        Err(error) => log::warn!(target: LOG_TARGET, "refused a peer that the kernel does not name ({error}): {why}"),
+    }
     let mut bytes = Packet::new(REFUSED).encode().to_vec();
     bytes.extend(why.bytes().take(PACKET_BYTES - FIXED_BYTES));
     let _ = socket.try_send(&bytes, &[]);
@@ -817,6 +821,8 @@ pub(crate) struct LinkParts {
     pub(crate) replies: ReceiverParts,
     /// The largest request that the service accepts.
     pub(crate) bytes_max: u64,
+    /// The features that the service offers.
+    pub(crate) features: u64,
 }
 
 /// The handshake of a client, which connects. It offers the lane of requests and accepts the lane of replies. Both use
@@ -838,7 +844,8 @@ pub(crate) async fn new_client(handshake: Handshake, options: &Settings, doorbel
     let [there, back] = handshake.into_links(process, [request_doorbell, reply_doorbell], receiver_side.doorbell);
     let requests = SenderParts { lane, link: there, memory };
     let lane = Lane::new(consumer, back, 0, 0, reply_memory);
-    Ok(LinkParts { requests, replies: ReceiverParts { lane, sleeper, doorbells: doorbells.clone() }, bytes_max })
+    let replies = ReceiverParts { lane, sleeper, doorbells: doorbells.clone() };
+    Ok(LinkParts { requests, replies, bytes_max, features: service.offered() })
 }
 
 /// The handshake of a service, which listens. Returns the lane of requests, which contains the reply lane to its

@@ -32,6 +32,7 @@ mod registry;
 mod role;
 mod sender;
 mod settings;
+mod traceparent;
 mod transport;
 mod wait;
 
@@ -46,4 +47,5 @@ pub use options::Options;
 pub use pelton_os::Peer;
 pub use receiver::{Batch, Event, Held, Member, Message, Messages, Receiver};
 pub use sender::{BatchReservation, Reservation, Sender, Sent};
+pub use traceparent::Traceparent;
 pub use wait::{Armed, ConnectDeadline, Deadline, Wait};

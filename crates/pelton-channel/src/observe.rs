@@ -30,10 +30,11 @@ pub use page::{Place, Reading};
 use pelton_os::lock;
 use process::Process;
 pub use process::{Activity, Side};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, statat, statx};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -319,31 +320,45 @@ impl Observer {
         let mut found = Found::default();
         let mounts = Mounts::read();
         self.memfds.find(&mounts, &mut found);
-        let mut directories: BTreeMap<PathBuf, bool> =
-            self.directories.iter().map(|directory| (directory.clone(), true)).collect();
+        let mut directories: BTreeMap<PathBuf, By> =
+            self.directories.iter().map(|directory| (directory.clone(), By::Caller)).collect();
         for root in &self.roots {
-            add_channels_below(root, 8, &mounts, &mut directories, &mut found.unreadable);
-        }
-        for directory in self.memfds.directories() {
-            if directories.contains_key(directory) {
-                continue;
-            }
-            // Another user chose it.
-            match mounts.check(directory) {
-                Ok(()) => _ = directories.insert(directory.clone(), false),
-                Err(reason) => {
-                    found.unreadable.push(Unreadable { what: directory.display().to_string(), reason });
+            // An absolute path, so that a channel found twice is listed once.
+            let root = fs::canonicalize(root).unwrap_or_else(|_| root.to_owned());
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            match rustix::fs::open(&root, flags, Mode::empty()) {
+                Ok(opened) => {
+                    add_channels_below(&root, &opened, 8, &mounts, &mut directories, &mut found.unreadable);
+                }
+                Err(error) => {
+                    let (what, reason) = (root.display().to_string(), error.to_string());
+                    found.unreadable.push(Unreadable { what, reason });
                 }
             }
         }
-        for (directory, is_given) in directories {
-            match read_directory(&directory) {
+        for directory in self.memfds.directories() {
+            directories.entry(directory.clone()).or_insert(By::Process);
+        }
+        for (directory, by) in directories {
+            let mut refuse = |reason| {
+                found.unreadable.push(Unreadable { what: directory.display().to_string(), reason });
+            };
+            let files = match by {
+                By::Caller => Unmapped::open(&directory),
+                // Others chose it.
+                By::Root | By::Process => match mounts.open(&directory) {
+                    Ok(opened) => Unmapped::open_at(&directory, opened),
+                    Err(reason) => {
+                        reason.into_iter().for_each(refuse);
+                        continue;
+                    }
+                },
+            };
+            match files.and_then(read_directory) {
                 Ok(channel) => found.channels.push(channel),
-                Err(error) if is_given => found
-                    .unreadable
-                    .push(Unreadable { what: directory.display().to_string(), reason: reason(&directory, &error) }),
                 // A name in /proc that is no channel's, or in another namespace of mounts.
-                Err(_) => {}
+                Err(_) if by == By::Process => {}
+                Err(error) => refuse(reason(&directory, &error)),
             }
         }
         found.channels.sort_by(|one, other| {
@@ -355,35 +370,47 @@ impl Observer {
     }
 }
 
-/// Adds the path channels below `directory`: the directories with the files `channel` and `receiver`.
+/// How a directory was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// The caller named it.
+    Caller,
+    /// Below a root.
+    Root,
+    /// A process has its files open.
+    Process,
+}
+
+/// Adds the path channels below `directory`, which is open: the directories with the files `channel` and `receiver`.
 fn add_channels_below(
     directory: &Path,
+    opened: &OwnedFd,
     levels: u32,
     mounts: &Mounts,
-    channels: &mut BTreeMap<PathBuf, bool>,
+    channels: &mut BTreeMap<PathBuf, By>,
     unreadable: &mut Vec<Unreadable>,
 ) {
-    if directory.join("channel").is_file() && directory.join("receiver").is_file() {
-        // An absolute path, so that a channel found twice is listed once.
-        channels.insert(fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned()), true);
+    let has = |name| {
+        let found = statat(opened, name, AtFlags::SYMLINK_NOFOLLOW);
+        found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile)
+    };
+    if has("channel") && has("receiver") {
+        channels.entry(directory.to_owned()).or_insert(By::Root);
         return;
     }
-    let entries = match fs::read_dir(directory) {
-        Ok(entries) => entries,
-        Err(error) => {
-            unreadable.push(Unreadable { what: directory.display().to_string(), reason: error.to_string() });
-            return;
-        }
-    };
-    for entry in entries.flatten() {
-        if levels == 0 || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+    if levels == 0 {
+        return;
+    }
+    for (name, kind) in memfd::entries(opened) {
+        if !matches!(kind, FileType::Directory | FileType::Unknown) {
             continue;
         }
-        let path = entry.path();
-        // Below a directory without symbolic links: its own name has none.
-        match fs::canonicalize(directory).map_or(Ok(()), |parent| mounts.check(&parent.join(entry.file_name()))) {
-            Ok(()) => add_channels_below(&path, levels - 1, mounts, channels, unreadable),
-            Err(reason) => unreadable.push(Unreadable { what: path.display().to_string(), reason }),
+        let path = directory.join(name);
+        match mounts.open(&path) {
+            Ok(opened) => add_channels_below(&path, &opened, levels - 1, mounts, channels, unreadable),
+            Err(reason) => {
+                unreadable.extend(reason.map(|reason| Unreadable { what: path.display().to_string(), reason }))
+            }
         }
     }
 }
@@ -401,8 +428,7 @@ fn reason(directory: &Path, error: &crate::Error) -> String {
     }
 }
 
-fn read_directory(directory: &Path) -> crate::Result<Channel> {
-    let files = Unmapped::open(directory)?;
+fn read_directory(files: Unmapped) -> crate::Result<Channel> {
     let read = crate::Error::system(format!("reading {}", files.path.display()));
     let mut receiver = Side::without_process(Activity::Absent, 0);
     let is_receiver_alive = lock::is_locked(files.receiver.as_fd()).unwrap_or(false);
@@ -450,9 +476,12 @@ fn of_role(is_alive: bool, generation: u64, is_closed: bool, pid: u32) -> Side {
     }
 }
 
-/// When a file was made.
+/// When a file was made. Not by `Metadata::created`, which is not known in a static program with musl.
 fn made(file: &File) -> Option<SystemTime> {
-    file.metadata().ok()?.created().ok()
+    let found = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
+    let is_known = found.stx_mask & StatxFlags::BTIME.bits() != 0;
+    let since = Duration::new(u64::try_from(found.stx_btime.tv_sec).ok()?, found.stx_btime.tv_nsec);
+    SystemTime::UNIX_EPOCH.checked_add(since).filter(|_| is_known)
 }
 
 /// The time since `made`.

@@ -146,8 +146,10 @@ impl Packet {
     }
 }
 
-/// Bits of the features that this version has. None is defined yet.
-pub(crate) const FEATURES: u64 = 0;
+/// The feature that a request may begin with a traceparent.
+pub const TRACED_REQUESTS: u64 = 1 << 0;
+/// Bits of the features that this version has.
+pub(crate) const FEATURES: u64 = TRACED_REQUESTS;
 
 /// This version, in packets and texts.
 pub(crate) const VERSION_TEXT: &str = concat!("pelton ", env!("CARGO_PKG_VERSION"));

@@ -7,6 +7,7 @@
 //! - A receiver: [`Receiver::peek_fast`] or [`Receiver::find`], then the payload, then [`Receiver::release_record`].
 //!   Between the two the receiver is used for nothing else.
 //! - Chunks of a receiver: [`Receiver::take_chunk`], then [`Receiver::release_chunks`].
+//! - Copies of many messages, which are released one by one: [`Receiver::read_ahead`], [`Receiver::release_ahead`].
 //! - Waiting: `arm`, [`Sender::arm_for_space`], and the trait [`crate::wait::Side`].
 
 pub use crate::connect::{Connecting, Duplex, RETRY, connect_duplex, start_duplex, start_duplex_later};
@@ -22,7 +23,8 @@ pub use crate::lanes::ReplyLane;
 pub use crate::memory::{Budget, Kept, Share};
 pub use crate::name::Name;
 pub use crate::opening::{Waiter, in_call};
-pub use crate::receiver::Item;
+pub use crate::packet::TRACED_REQUESTS;
+pub use crate::receiver::{Ahead, Item};
 use crate::receiver::{Batch, Held, Message, Receiver};
 use crate::sender::{CHECK_AFTER, FreeSpace, Sender, WaitCondition};
 pub use crate::settings::{HANDSHAKE_TIMEOUT, Settings};
@@ -232,6 +234,19 @@ impl Receiver {
         let payload = self.lanes.current.consumer.payload(record).cast::<u64>();
         // SAFETY: the lane checked that so many bytes lie in the data; a payload begins at a multiple of 8.
         Some(std::array::from_fn(|index| unsafe { payload.add(index).read_volatile() }))
+    }
+
+    /// Copies `N` bytes of a record's payload, from offset `at` on; `None` if it is shorter.
+    pub fn copy<const N: usize>(&self, record: &Record, at: usize) -> Option<[u8; N]> {
+        if record.bytes < (at + N) as u64 {
+            return None;
+        }
+        let mut bytes = [0; N];
+        let payload = self.lanes.current.consumer.payload(record);
+        // SAFETY: the lane checked that so many bytes lie in the data. A peer that writes meanwhile changes bytes, for
+        // which any value is valid.
+        unsafe { payload.add(at).copy_to_nonoverlapping(std::ptr::NonNull::from(&mut bytes).cast(), N) };
+        Some(bytes)
     }
 
     /// Appends a record's payload, without its first `skip` bytes, to `buffer`.

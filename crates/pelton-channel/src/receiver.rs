@@ -1,10 +1,12 @@
 //! The receiving endpoint of a channel. `receiver/message.rs` has the messages and events that it returns.
 
+mod ahead;
 mod backoff;
 mod lockstep;
 mod message;
 mod messages;
 
+pub use ahead::Ahead;
 pub use message::{Batch, Event, Held, Item, Member, Message};
 pub use messages::Messages;
 

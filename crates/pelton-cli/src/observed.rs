@@ -106,9 +106,26 @@ fn scaled(number: f64, base: f64, units: &[&str]) -> String {
     {
         (value, unit) = (value / base, next);
     }
-    match unit.is_empty() || value >= 9.95 {
+    match matches!(*unit, "" | "ns") || value >= 9.95 {
         true => format!("{value:.0}{unit}"),
         false => format!("{value:.1}{unit}"),
+    }
+}
+
+/// The mean time from the sending of a message to its release, by Little's law: the mean number that waits, divided by
+/// the number that is released per second. `None` if nothing was released.
+///
+/// It needs no time in a message, and nothing of the two sides. It is exact over a long time, and includes what the
+/// receiver does with a message before it releases that.
+pub fn mean_delay(waiting: f64, released_per_second: f64) -> Option<f64> {
+    (released_per_second > 0.0).then(|| waiting / released_per_second)
+}
+
+/// A delay in seconds, in at most six characters: 1.2ms, 350us, 12s.
+pub fn short_delay(seconds: f64) -> String {
+    match seconds {
+        seconds if seconds >= 0.9995 => scaled(seconds, 1000.0, &["s", "ks", "Ms"]),
+        seconds => scaled(seconds * 1e9, 1000.0, &["ns", "us", "ms"]),
     }
 }
 
@@ -242,6 +259,10 @@ mod tests {
         for (number, text) in [(0, "0"), (999, "999"), (1000, "1.0k"), (9_960, "10k"), (3_100_000, "3.1M")] {
             assert_eq!(short(number), text);
         }
+        for (seconds, text) in [(0.0, "0ns"), (3.4e-8, "34ns"), (0.0012, "1.2ms"), (0.35, "350ms"), (1.5, "1.5s")] {
+            assert_eq!(short_delay(seconds), text);
+        }
+        assert_eq!((mean_delay(30.0, 10.0), mean_delay(0.0, 10.0), mean_delay(3.0, 0.0)), (Some(3.0), Some(0.0), None));
         for (bytes, text) in [(4096, "4.0K"), (64 << 20, "64M"), (1023, "1.0K"), (u64::MAX, "16E")] {
             assert_eq!(short_bytes(bytes), text);
         }

@@ -17,7 +17,7 @@ use crate::transfer::{Pieces, Transfer};
 use pelton_channel::raw::{BUSY_POLL, LastRing, Polled, Spin, busy_poll};
 use pelton_channel::{Armed, Deadline, Error, Peer, Result, Wait};
 use pelton_lane::failpoint;
-use pelton_os::{LocalWake, Owner, Pollable, own_uid, poll_until};
+use pelton_os::{LOG_TARGET, LocalWake, Owner, Pollable, own_uid, poll_until};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -92,6 +92,17 @@ impl EngineOptions {
         self
     }
 
+    fn try_ring(&self, root: Option<Arc<Root>>) -> Option<Ring> {
+        let ring = Ring::new(self.in_flight_max, root);
+        if let Err(error) = &ring {
+            log::warn!(
+                target: LOG_TARGET,
+                "io_uring is refused ({error}): threads perform all operations on files, which is slower; permit io_uring in the seccomp filter and kernel.io_uring_disabled, or raise the memory limit"
+            );
+        }
+        ring.ok()
+    }
+
     /// Creates the engine: four descriptors, and memory for the ring.
     ///
     /// # Errors
@@ -112,7 +123,7 @@ impl EngineOptions {
             owner: Owner::current().map_err(creating())?,
             pollable: Pollable::new(pool.doorbell(), &local_wake).map_err(creating())?,
             // If io_uring is refused, or its memory is lacking, the threads do everything.
-            ring: self.io_uring.then(|| Ring::new(self.in_flight_max, root.clone()).ok()).flatten(),
+            ring: self.io_uring.then(|| self.try_ring(root.clone())).flatten(),
             pool,
             local_wake,
             arming: Arming::Disarmed,

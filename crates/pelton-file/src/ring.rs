@@ -8,6 +8,7 @@ use crate::perform::STATX;
 use crate::transfer::{Pieces, Position, Transfer, rest_of};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use pelton_lane::failpoint;
+use pelton_os::LOG_TARGET;
 use pelton_os::fork::{self, Owner};
 use rustix::fs::{AtFlags, CWD, Statx};
 use rustix::io::Errno;
@@ -240,7 +241,11 @@ impl Ring {
                 // No memory, or no free space for ends. The caller must take ended operations before it waits.
                 Err((Some(libc::EAGAIN | libc::EBUSY), _)) => return Ok(()),
                 Err((Some(libc::ENOMEM), error)) => return Err(error),
-                Err(_) => {
+                Err((_, error)) => {
+                    log::warn!(
+                        target: LOG_TARGET,
+                        "io_uring is refused from now on ({error}): threads perform all further operations on files, which is slower"
+                    );
                     self.is_refused = true;
                     return Ok(());
                 }

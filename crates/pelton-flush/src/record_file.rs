@@ -11,6 +11,8 @@
 //! - **The sink reads bytes once that another process may change.** It copies the records of another user's process
 //!   first, so that the checksum is of the bytes in the file.
 
+#[cfg(feature = "zstd")]
+mod compressed;
 mod format;
 mod lanes;
 mod path;
@@ -40,10 +42,14 @@ use std::io::IoSlice;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
+#[cfg(feature = "zstd")]
+use {compressed::Frames, format::CONTENT_BYTES_MAX};
 
 /// A writer that opens a file verifies checksums this close to its end. Without a sync, a machine failure may lose
 /// more; `pelton cat --verify` checks everything.
 const VERIFIED_BYTES: u64 = 4 << 20;
+/// The writer puts a seek point after so many bytes, so that a search finds one by reading that much. A guess.
+const SEEK_POINT_BYTES: u64 = 1 << 20;
 /// The most buffers of one writev.
 const IOV_MAX: usize = 1024;
 /// How often the writer retries while other programs create, rotate or truncate the file at the same time.
@@ -66,6 +72,8 @@ pub struct RecordFileOptions {
     rotate_interval: Option<Duration>,
     sync_bytes: Option<u64>,
     sync_interval: Option<Duration>,
+    #[cfg(feature = "zstd")]
+    is_compressed: bool,
 }
 
 impl RecordFileOptions {
@@ -107,6 +115,17 @@ impl RecordFileOptions {
         self
     }
 
+    /// Compresses each write with zstd, in frames of about 1 MiB, if that makes it smaller. So a larger flush buffer
+    /// (`Options::flush_bytes`) or a longer `Options::flush_interval` compresses better. An existing file may have
+    /// both kinds of chunks. Readers in Rust need the feature `zstd`; `pelton cat` and `pelton replay` have it, the
+    /// libraries of other languages do not.
+    #[cfg(feature = "zstd")]
+    #[must_use]
+    pub fn compress_zstd(mut self) -> RecordFileOptions {
+        self.is_compressed = true;
+        self
+    }
+
     /// Opens or creates a file to write to. While another writer has it, waits up to a second: the lock of a writer
     /// that was just killed lasts a moment.
     ///
@@ -129,7 +148,9 @@ impl RecordFileOptions {
         let path = absolute(path.as_ref())?;
         let file = open_or_begin(&path, self.syncs(), None)?;
         let found = stat(&file, &path)?;
-        let Survey { header, begin, end, lanes } = survey(&file, &path, found.st_size as u64)?;
+        let Survey { header, begin, end, lanes, index } = survey(&file, &path, found.st_size as u64)?;
+        #[cfg(feature = "zstd")]
+        let frames = self.is_compressed.then(Frames::new).transpose();
         let mut opened = RecordFile {
             path,
             options: self.clone(),
@@ -143,6 +164,9 @@ impl RecordFileOptions {
             is_torn: false,
             cut_bytes: found.st_size as u64 - end,
             lanes,
+            index,
+            #[cfg(feature = "zstd")]
+            frames: frames.map_err(Error::system("preparing zstd"))?,
             change: None,
             syncer: Syncer::default(),
             synced: 0,
@@ -205,6 +229,9 @@ pub struct RecordFile {
     is_torn: bool,
     cut_bytes: u64,
     lanes: Lanes,
+    index: Index,
+    #[cfg(feature = "zstd")]
+    frames: Option<Frames>,
     change: Option<FileChange>,
     syncer: Syncer,
     /// The file's end when the last sync was started.
@@ -246,8 +273,20 @@ impl std::fmt::Display for FileChange {
     }
 }
 
+/// What the next seek point of a file says.
+#[derive(Clone, Copy, Debug, Default)]
+struct Index {
+    /// Messages in the file.
+    messages: u64,
+    /// The latest time of a chunk.
+    written: u64,
+    /// Where the last seek point is; 0 if there is none.
+    point_at: u64,
+}
+
 /// What a writer knows after it has read a file.
 struct Survey {
+    index: Index,
     header: FileHeader,
     begin: u64,
     end: u64,
@@ -318,7 +357,7 @@ impl RecordFile {
         }
         failpoint("record file: renamed into place");
         (self.file, self.identity, self.header, self.end, self.begin) = (next, identity, header, end, end);
-        (self.is_torn, self.synced, self.unsynced_since) = (false, 0, None);
+        (self.is_torn, self.synced, self.unsynced_since, self.index) = (false, 0, None, Index::default());
         if self.options.syncs() {
             sync_directory(&self.path)?;
         }
@@ -341,13 +380,13 @@ impl RecordFile {
                 return self.cut();
             }
             let survey = survey(&self.file, &self.path, bytes)?;
-            (self.begin, self.end) = (survey.begin, survey.end);
+            (self.begin, self.end, self.index) = (survey.begin, survey.end, survey.index);
         } else if bytes == 0 || self.is_torn {
             // A failed write may have left bytes in a file that was truncated meanwhile.
             let (number, lanes) = (self.header.number + 1, self.lanes.bytes());
             self.header = FileHeader::new(number);
             self.end = begin_file(&self.file, &self.path, &self.header, &lanes)?;
-            self.begin = self.end;
+            (self.begin, self.index) = (self.end, Index::default());
             failpoint("record file: restarted");
         } else {
             let problem = "another program has overwritten it while it was open: move it away".to_owned();
@@ -372,17 +411,32 @@ impl RecordFile {
             Predecessor { number: self.header.number + 1, mode: Some(self.mode()?), lanes: self.lanes.bytes() };
         let file = open_or_begin(&self.path, self.options.syncs(), Some(&before))?;
         let found = stat(&file, &self.path)?;
-        let Survey { header, begin, end, mut lanes } = survey(&file, &self.path, found.st_size as u64)?;
+        let Survey { header, begin, end, mut lanes, index } = survey(&file, &self.path, found.st_size as u64)?;
         lanes.note_all(&self.lanes);
         (self.file, self.identity, self.lanes) = (file, identity(&found), lanes);
-        (self.header, self.begin, self.end) = (header, begin, end);
+        (self.header, self.begin, self.end, self.index) = (header, begin, end, index);
         (self.synced, self.unsynced_since, self.change) = (0, None, Some(change));
         self.cut()
     }
 
-    /// Writes chunks at the end. On failure the file may have some of their bytes behind the end.
-    fn write_chunks(&mut self, chunks: &[Chunk<'_>]) -> rustix::io::Result<()> {
-        let written = now();
+    /// The header of a chunk; its checksum is not known yet.
+    fn chunk_header(&self, chunk: &Chunk<'_>, written: u64) -> ChunkHeader {
+        ChunkHeader {
+            kind: KIND_RECORDS,
+            bytes: chunk.bytes().len() as u64,
+            lane: chunk.lane(),
+            first_seq: chunk.first_seq(),
+            messages: chunk.message_count(),
+            peer: chunk.peer(),
+            written: chunk.arrived_ns().unwrap_or(written),
+            is_arrival: chunk.arrived_ns().is_some(),
+            checksum: 0,
+        }
+    }
+
+    /// Writes chunks at the end, after `point`, the bytes of a seek point or none. On failure the file may have some of
+    /// their bytes behind the end.
+    fn write_chunks(&mut self, chunks: &[Chunk<'_>], point: &[u8], written: u64) -> rustix::io::Result<()> {
         // All copies are made before any header refers to one, so that none moves.
         self.copies.clear();
         let foreign = || chunks.iter().filter(|chunk| is_foreign(chunk, self.uid));
@@ -398,24 +452,53 @@ impl RecordFile {
             .collect();
         let headers: Vec<[u8; HEADER as usize]> = (chunks.iter().zip(&bytes_of))
             .map(|(chunk, bytes)| {
-                let header = ChunkHeader {
-                    kind: KIND_RECORDS,
-                    bytes: bytes.len() as u64,
-                    lane: chunk.lane(),
-                    first_seq: chunk.first_seq(),
-                    messages: chunk.message_count(),
-                    peer: chunk.peer(),
-                    written: chunk.arrived_ns().unwrap_or(written),
-                    is_arrival: chunk.arrived_ns().is_some(),
-                    checksum: crc32fast::hash(bytes),
-                };
+                let header = ChunkHeader { checksum: crc32fast::hash(bytes), ..self.chunk_header(chunk, written) };
                 header.bytes(&self.header)
             })
             .collect();
         let pieces =
             headers.iter().zip(&bytes_of).flat_map(|(header, bytes)| [IoSlice::new(header), IoSlice::new(bytes)]);
-        let mut pieces: Vec<IoSlice<'_>> = pieces.collect();
+        let mut pieces: Vec<IoSlice<'_>> = std::iter::once(IoSlice::new(point)).chain(pieces).collect();
         append_all(self.file.as_fd(), &mut pieces)
+    }
+
+    /// Compresses chunks, for the file's present header. Returns their size. `None`: they are to be written as they
+    /// are, because that is smaller, or because one of them is too large for a frame.
+    #[cfg(feature = "zstd")]
+    fn compress(&mut self, chunks: &[Chunk<'_>], written: u64) -> Result<Option<u64>> {
+        let Some(mut frames) = self.frames.take() else { return Ok(None) };
+        let plain = plain_bytes(chunks);
+        let is_large = |chunk: &Chunk<'_>| HEADER + chunk.bytes().len() as u64 > CONTENT_BYTES_MAX / 2;
+        let mut encode = || {
+            frames.begin();
+            for chunk in chunks {
+                frames.add(self.chunk_header(chunk, written), chunk.bytes(), &self.header)?;
+            }
+            Ok(frames.encoded(&self.header)?.len() as u64)
+        };
+        let encoded = if chunks.iter().any(is_large) { Ok(plain) } else { encode() };
+        self.frames = Some(frames);
+        let bytes = encoded.map_err(Error::system("compressing"))?;
+        Ok((bytes < plain).then_some(bytes))
+    }
+
+    #[cfg(not(feature = "zstd"))]
+    fn compress(&mut self, _: &[Chunk<'_>], _: u64) -> Result<Option<u64>> {
+        Ok(None)
+    }
+
+    /// Writes what was compressed last.
+    #[cfg(feature = "zstd")]
+    fn write_compressed(&mut self, point: &[u8]) -> rustix::io::Result<()> {
+        let Some(frames) = &mut self.frames else { return Ok(()) };
+        let encoded = frames.encoded(&self.header).map_err(|_| Errno::IO)?;
+        append_all(self.file.as_fd(), &mut [IoSlice::new(point), IoSlice::new(encoded)])
+    }
+
+    /// Nothing is ever compressed.
+    #[cfg(not(feature = "zstd"))]
+    fn write_compressed(&mut self, _: &[u8]) -> rustix::io::Result<()> {
+        Ok(())
     }
 
     /// Reports once the failure of a started sync, if it is known.
@@ -435,12 +518,11 @@ impl RecordFile {
     }
 
     fn append(&mut self, chunks: &[Chunk<'_>]) -> Result<()> {
-        let bytes: u64 = chunks.iter().map(|chunk| HEADER + chunk.bytes().len() as u64).sum();
         if let Some(chunk) = chunks.iter().find(|chunk| chunk.bytes().len() as u64 > CHUNK_BYTES_MAX) {
             return Err(Error::TooLarge { bytes: chunk.bytes().len() as u64, bytes_max: CHUNK_BYTES_MAX });
         }
         for _ in 0..TRIES {
-            if self.try_append(chunks, bytes)? {
+            if let Some(bytes) = self.try_append(chunks)? {
                 failpoint("record file: written");
                 self.is_torn = false;
                 self.end += bytes;
@@ -458,30 +540,44 @@ impl RecordFile {
         Err(unstable_at(&self.path))
     }
 
-    /// False: the file was truncated or deleted just before or after the write, which then does not count.
-    fn try_append(&mut self, chunks: &[Chunk<'_>], bytes: u64) -> Result<bool> {
+    /// The number of bytes written. `None`: the file was truncated or deleted just before or after the write, which
+    /// then does not count.
+    fn try_append(&mut self, chunks: &[Chunk<'_>]) -> Result<Option<u64>> {
         match locate(&self.file, self.identity, &self.path)? {
             Location::Bytes(bytes) if bytes == self.end => {}
             Location::Bytes(bytes) => self.repair(bytes)?,
             Location::Moved => self.begin_at_path(FileChange::Moved)?,
             Location::Deleted => self.begin_at_path(FileChange::Deleted)?,
         }
+        let written = now();
+        let mut compressed = self.compress(chunks, written)?;
+        let plain = plain_bytes(chunks);
         let age = Duration::from_nanos(now().saturating_sub(self.header.created));
-        let is_full = self.options.rotate_bytes.is_some_and(|most| self.end + bytes > most)
+        let is_full = self.options.rotate_bytes.is_some_and(|most| self.end + compressed.unwrap_or(plain) > most)
             || self.options.rotate_interval.is_some_and(|most| age >= most);
         if self.end > self.begin && is_full {
             self.rotate()?;
+            // The checksums in the frames begin with the file's id.
+            compressed = self.compress(chunks, written)?;
         }
+        let point_at = (self.end - self.index.point_at >= SEEK_POINT_BYTES).then_some(self.end);
+        let point =
+            point_at.map(|at| ChunkHeader::seek_point(at, self.index.messages, self.index.written).bytes(&self.header));
+        let point = point.as_ref().map_or(&[][..], |point| point);
+        let bytes = point.len() as u64 + compressed.unwrap_or(plain);
         failpoint("record file: checked");
         self.is_torn = true;
-        let mut done = check_file_size(self.end + bytes).and_then(|()| self.write_chunks(chunks));
+        let mut done = check_file_size(self.end + bytes).and_then(|()| match compressed {
+            Some(_) => self.write_compressed(point),
+            None => self.write_chunks(chunks, point, written),
+        });
         let found = stat(&self.file, &self.path)?;
         let (is_deleted, found) = (found.st_nlink == 0, found.st_size as u64);
         if done.is_ok() && (is_deleted || found != self.end + bytes) {
             // Cuts this write's bytes off, as far as they are still there. The next attempt's check handles the rest.
             let begin = found.saturating_sub(bytes);
             let cut = rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&self.file, begin));
-            return cut.map(|()| false).map_err(failed("cutting a partial write off", &self.path, 0));
+            return cut.map(|()| None).map_err(failed("cutting a partial write off", &self.path, 0));
         }
         if self.options.sync_bytes == Some(0) {
             done = done.and_then(|()| sync(&self.file));
@@ -491,7 +587,12 @@ impl RecordFile {
             let _ = self.cut();
             return Err(failed("writing to", &self.path, bytes)(error));
         }
-        Ok(true)
+        self.index.point_at = point_at.unwrap_or(self.index.point_at);
+        for chunk in chunks {
+            self.index.messages += u64::from(chunk.message_count());
+            self.index.written = self.index.written.max(chunk.arrived_ns().unwrap_or(written));
+        }
+        Ok(Some(bytes))
     }
 
     fn check_owner(&self) -> Result<()> {
@@ -560,6 +661,11 @@ fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
+/// The size of chunks that are not compressed.
+fn plain_bytes(chunks: &[Chunk<'_>]) -> u64 {
+    chunks.iter().map(|chunk| HEADER + chunk.bytes().len() as u64).sum()
+}
+
 /// Whether the sender runs as another user and could change the bytes later. A process of this user could do worse
 /// anyway.
 fn is_foreign(chunk: &Chunk<'_>, uid: u32) -> bool {
@@ -574,7 +680,7 @@ fn failed(what: &str, path: &Path, bytes: u64) -> impl FnOnce(Errno) -> Error {
 fn survey(file: &Lock, path: &Path, bytes: u64) -> Result<Survey> {
     let mut scanner = Scanner::of(file, path)?;
     let (header, lanes) = (scanner.header, Lanes::default());
-    let mut found = Survey { header, begin: HEADER, end: HEADER, lanes };
+    let mut found = Survey { header, begin: HEADER, end: HEADER, lanes, index: Index::default() };
     while found.end < bytes {
         let at = found.end;
         let is_verified =
@@ -587,6 +693,13 @@ fn survey(file: &Lock, path: &Path, bytes: u64) -> Result<Survey> {
             },
         };
         found.lanes.note_chunk(&mut scanner, at, &header)?;
+        if header.has_records() {
+            found.index.messages += u64::from(header.messages);
+            found.index.written = found.index.written.max(header.last_written());
+        }
+        if header.messages_before(at).is_some() {
+            found.index.point_at = at;
+        }
         found.end += header.all_bytes();
         if header.kind == KIND_LAST {
             found.begin = found.end;

@@ -23,6 +23,9 @@ mod timer;
 mod user;
 mod watch;
 
+/// The target of every log record of the libraries.
+pub const LOG_TARGET: &str = "pelton";
+
 pub use buffer::Buffer;
 pub use descriptor::Descriptor;
 pub use doorbell::{Doorbell, LocalWake};

@@ -1,6 +1,8 @@
 //! The heavy half of the asymmetric barrier: a sleeper makes every running thread of registered processes pass a
 //! barrier.
 
+use crate::LOG_TARGET;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
@@ -23,6 +25,15 @@ pub fn register() -> bool {
     let registered = membarrier(REGISTER_GLOBAL_EXPEDITED) && membarrier(GLOBAL_EXPEDITED);
     if registered {
         PROCESS.store(process, Ordering::Relaxed);
+    } else {
+        static LOGGED: Once = Once::new();
+        let error = std::io::Error::last_os_error();
+        LOGGED.call_once(|| {
+            log::warn!(
+                target: LOG_TARGET,
+                "membarrier is refused ({error}): the channels of this process fence for each message, which is slower; permit membarrier in its seccomp filter"
+            );
+        });
     }
     registered
 }

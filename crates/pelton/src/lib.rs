@@ -124,6 +124,12 @@
 //! # Files
 //! The module [`mod@file`] has an engine for file operations, which never blocks an event loop.
 //!
+//! # Log
+//! The crate [`log`](https://docs.rs/log) receives, with the target `pelton` and the level `Warn`, peers that were
+//! refused, with process, user and reason, and fallbacks where the system refuses membarrier or io_uring. Nothing is
+//! logged for each message. Without a logger there is no log. The logger runs within a call, which may hold locks: it
+//! must use no endpoint.
+//!
 //! # In an event loop
 //! Both endpoints are `AsFd`. Use the descriptor like a level-triggered one, between one `arm` and the next:
 //! 1. *arm*: [`Receiver::arm`] or [`Sender::arm`] returns [`Armed::Waiting`]: return to the loop. Or it returns
@@ -160,6 +166,7 @@
 //! | `tokio` | no | the module `tokio`: endpoints, streams, sinks, clients, services, files; with `call` and `file` |
 //! | `postcard` | no | the module `encoded` |
 //! | `zerocopy` | no | the module `values` |
+//! | `zstd` | no | compressed record files: `RecordFileOptions::compress_zstd`; with `flush` |
 //!
 //! `docs/decisions/0035-features.md` has what each costs a build.
 //!
@@ -194,7 +201,7 @@ pub use pelton_call::{
 pub use pelton_channel::{
     Armed, Batch, BatchReservation, CallFailure, ConnectDeadline, Counters, Deadline, Departure, Error, Event, Held,
     LaneId, Listener, Member, Message, Messages, Opening, Options, Peer, Receiver, Reservation, Result, Sender,
-    Senders, Sent, Wait, inspect, observe, options,
+    Senders, Sent, Traceparent, Wait, inspect, observe, options,
 };
 #[cfg(feature = "flush")]
 #[cfg_attr(docsrs, doc(cfg(feature = "flush")))]

@@ -6,12 +6,14 @@
 //! - [`mod@deadline`]: waits that end in a failure instead of a hang;
 //! - [`test_dir`]: temporary directories, mounts, and new entries of a directory;
 //! - [`kernel`]: the kernel's view of a process or a thread, and its processors;
+//! - [`mod@log`]: what the libraries log;
 //! - [`seccomp`]: system calls that fail;
 //! - [`random`]: the one random generator of the tests.
 
 pub mod child;
 pub mod deadline;
 pub mod kernel;
+pub mod log;
 pub mod process;
 pub mod program_dirs;
 pub mod random;

@@ -104,9 +104,9 @@ impl<const SIZE: usize, C: Channel> Receiving for Incoming<SIZE, C> {
     }
 }
 
-/// The crates whose calls have the same names and answers.
-macro_rules! alike {
-    ($name:ident, $library:ident) => {
+/// A crate's channel: by `bounded`, `send` and `recv` of these names, and by these calls that never wait.
+macro_rules! channel {
+    ($name:ident, $library:ident, |$sender:ident, $message:ident| $try_send:expr, |$receiver:ident| $try_receive:expr) => {
         struct $name;
 
         impl Channel for $name {
@@ -121,58 +121,51 @@ macro_rules! alike {
                 sender.send(message).map_err(|_| anyhow!("the receiver is gone"))
             }
 
-            fn try_send<T: Send>(sender: &Self::Sender<T>, message: T) -> Result<Option<T>> {
-                match sender.try_send(message) {
-                    Ok(()) => Ok(None),
-                    Err($library::TrySendError::Full(back)) => Ok(Some(back)),
-                    Err(_) => bail!("the receiver is gone"),
-                }
+            fn try_send<T: Send>($sender: &Self::Sender<T>, $message: T) -> Result<Option<T>> {
+                $try_send
             }
 
             fn receive<T: Send>(receiver: &Self::Receiver<T>) -> Result<T> {
                 receiver.recv().context("the sender is gone")
             }
 
-            fn try_receive<T: Send>(receiver: &Self::Receiver<T>) -> Result<Option<T>> {
-                match receiver.try_recv() {
-                    Ok(message) => Ok(Some(message)),
-                    Err($library::TryRecvError::Empty) => Ok(None),
-                    Err(gone) => Err(gone).context("the sender is gone"),
-                }
+            fn try_receive<T: Send>($receiver: &Self::Receiver<T>) -> Result<Option<T>> {
+                $try_receive
             }
         }
     };
 }
 
+/// The crates whose calls that never wait answer alike.
+macro_rules! alike {
+    ($name:ident, $library:ident) => {
+        channel!(
+            $name,
+            $library,
+            |sender, message| match sender.try_send(message) {
+                Ok(()) => Ok(None),
+                Err($library::TrySendError::Full(back)) => Ok(Some(back)),
+                Err(_) => bail!("the receiver is gone"),
+            },
+            |receiver| match receiver.try_recv() {
+                Ok(message) => Ok(Some(message)),
+                Err($library::TryRecvError::Empty) => Ok(None),
+                Err(gone) => Err(gone).context("the sender is gone"),
+            }
+        );
+    };
+}
+
 alike!(Crossbeam, crossbeam_channel);
 alike!(Flume, flume);
-
-struct Kanal;
-
-impl Channel for Kanal {
-    type Sender<T: Send> = kanal::Sender<T>;
-    type Receiver<T: Send> = kanal::Receiver<T>;
-
-    fn bounded<T: Send>(messages: usize) -> (Self::Sender<T>, Self::Receiver<T>) {
-        kanal::bounded(messages)
-    }
-
-    fn send<T: Send>(sender: &Self::Sender<T>, message: T) -> Result<()> {
-        sender.send(message).map_err(|_| anyhow!("the receiver is gone"))
-    }
-
-    fn try_send<T: Send>(sender: &Self::Sender<T>, message: T) -> Result<Option<T>> {
+channel!(
+    Kanal,
+    kanal,
+    |sender, message| {
         let mut message = Some(message);
         sender.try_send_option(&mut message).context("the receiver is gone")?;
         // A refused message is still there.
         Ok(message)
-    }
-
-    fn receive<T: Send>(receiver: &Self::Receiver<T>) -> Result<T> {
-        receiver.recv().context("the sender is gone")
-    }
-
-    fn try_receive<T: Send>(receiver: &Self::Receiver<T>) -> Result<Option<T>> {
-        receiver.try_recv().context("the sender is gone")
-    }
-}
+    },
+    |receiver| receiver.try_recv().context("the sender is gone")
+);

@@ -4,16 +4,16 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use pelton_bench::{
     endpoints::{Receiving, Sending, Transport},
     parameters::Job,
+    systems::socket::packet_socket,
 };
 use pelton_bench_peers::{
     processes,
     uring::{Halves, Shared, open},
 };
-use rustix::net::SocketType;
 
 fn main() -> ExitCode {
     processes::<Packets>()
@@ -27,28 +27,17 @@ const BATCH: usize = 64;
 const BUFFERS: u16 = 256;
 const BUFFER_BYTES_ALL: usize = 16 << 20;
 
-fn socket(job: &Job) -> Result<Shared> {
-    ensure!(job.sizes.min > 0, "an empty packet looks like the end of the connection");
-    let size = job.sizes.max as usize;
-    let buffers = (BUFFER_BYTES_ALL / size).next_power_of_two().clamp(2, BUFFERS as usize) as u16;
-    open(job, SocketType::SEQPACKET, buffers, size)
-}
-
 impl Transport for Packets {
     type Sending = Writer;
     type Receiving = Reader;
 
-    fn sending(job: &Job, _direction: &str) -> Result<Writer> {
-        Ok(Writer::new(socket(job)?, job, true))
-    }
-
-    fn receiving(job: &Job, _direction: &str) -> Result<Reader> {
-        Ok(Reader { socket: socket(job)? })
-    }
-
     fn both(job: &Job) -> Result<(Writer, Reader)> {
-        let socket = socket(job)?;
-        Ok((Writer::new(socket.clone(), job, false), Reader { socket }))
+        let fd = packet_socket(job)?;
+        let size = job.sizes.max as usize;
+        let buffers = (BUFFER_BYTES_ALL / size).next_power_of_two().clamp(2, BUFFERS as usize) as u16;
+        let socket = open(job, fd, buffers, size)?;
+        let halves = Halves::new(socket.clone(), BATCH * size, job);
+        Ok((Writer { halves, sizes: Vec::with_capacity(BATCH) }, Reader { socket }))
     }
 }
 
@@ -56,13 +45,6 @@ struct Writer {
     halves: Halves,
     /// Sizes of the gathered messages
     sizes: Vec<usize>,
-}
-
-impl Writer {
-    fn new(socket: Shared, job: &Job, submits: bool) -> Writer {
-        let halves = Halves::new(socket, BATCH * job.sizes.max as usize, submits);
-        Writer { halves, sizes: Vec::with_capacity(BATCH) }
-    }
 }
 
 impl Sending for Writer {

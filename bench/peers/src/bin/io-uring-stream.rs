@@ -9,6 +9,7 @@ use anyhow::{Result, ensure};
 use pelton_bench::{
     endpoints::{Receiving, Sending, Transport},
     parameters::Job,
+    systems::socket::connected,
 };
 use pelton_bench_peers::{
     processes,
@@ -30,17 +31,11 @@ impl Transport for Stream {
     type Sending = Writer;
     type Receiving = Reader;
 
-    fn sending(job: &Job, _direction: &str) -> Result<Writer> {
-        Ok(Writer(Halves::new(open(job, SocketType::STREAM, BUFFERS, BATCH_BYTES)?, BATCH_BYTES, true)))
-    }
-
-    fn receiving(job: &Job, _direction: &str) -> Result<Reader> {
-        Ok(Reader::new(open(job, SocketType::STREAM, BUFFERS, BATCH_BYTES)?, job))
-    }
-
     fn both(job: &Job) -> Result<(Writer, Reader)> {
-        let socket = open(job, SocketType::STREAM, BUFFERS, BATCH_BYTES)?;
-        Ok((Writer(Halves::new(socket.clone(), BATCH_BYTES, false)), Reader::new(socket, job)))
+        let socket = open(job, connected(job, SocketType::STREAM)?, BUFFERS, BATCH_BYTES)?;
+        let size_max = job.sizes.max as usize;
+        let reader = Reader { socket: socket.clone(), current: None, parts: Vec::new(), size_max };
+        Ok((Writer(Halves::new(socket, BATCH_BYTES, job)), reader))
     }
 }
 
@@ -79,10 +74,6 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(socket: Shared, job: &Job) -> Reader {
-        Reader { socket, current: None, parts: Vec::new(), size_max: job.sizes.max as usize }
-    }
-
     fn size(&self, prefix: &[u8]) -> Result<usize> {
         let size = u32::from_le_bytes(prefix[..PREFIX_BYTES].try_into()?) as usize;
         ensure!(size <= self.size_max, "a message says that it has {size} bytes, wanted at most {}", self.size_max);

@@ -137,17 +137,13 @@ impl Transport for Zeromq {
     type Sending = Outgoing;
     type Receiving = Incoming;
 
-    fn sending(job: &Job, _direction: &str) -> Result<Outgoing> {
-        Ok(Outgoing(std::rc::Rc::new(open(job, PUSH)?)))
-    }
-
-    fn receiving(job: &Job, _direction: &str) -> Result<Incoming> {
-        Ok(Incoming(std::rc::Rc::new(open(job, PULL)?), vec![0; job.sizes.max as usize]))
-    }
-
     fn both(job: &Job) -> Result<(Outgoing, Incoming)> {
-        ensure!(matches!(job.role, Role::Asker | Role::Answerer), "there and back is for these");
-        let socket = std::rc::Rc::new(open(job, PAIR)?);
+        let kind = match job.role {
+            Role::Sender => PUSH,
+            Role::Receiver => PULL,
+            _ => PAIR,
+        };
+        let socket = std::rc::Rc::new(open(job, kind)?);
         Ok((Outgoing(socket.clone()), Incoming(socket, vec![0; job.sizes.max as usize])))
     }
 }

@@ -1,12 +1,11 @@
 //! The systems that serve calls. A reply is the bytes of its request.
 
 pub mod c;
-pub mod nginx;
 mod pelton;
 pub mod queue;
 mod socket;
 
 pub use self::{
     pelton::{Pelton, PeltonServing},
-    socket::{SockServing, SockStreamService, by_socket},
+    socket::by_socket,
 };

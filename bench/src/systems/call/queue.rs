@@ -1,6 +1,6 @@
 //! What pelton's calls are compared with: a request queue to a handler thread of the caller's own process, in C, with
-//! the handler in C or in Go. queue/queue.h has its description. Each request is passed by its address, and each reply
-//! is read where the handler has written it.
+//! the handler in C or in Go. bindings/c/bench/queue/queue.h has its description. Each request is passed by its
+//! address, and each reply is read where the handler has written it.
 
 use std::{
     ffi::{c_char, c_void},
@@ -9,25 +9,25 @@ use std::{
     slice,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use crate::{
     compiled,
     parameters::Job,
     side::pin,
-    systems::{c, peers},
+    systems::peers,
     workloads::call::{Asking, ask},
 };
 
 /// All of the library with a handler in C; that in Go is built from the same directory.
 const SOURCES: [&str; 4] = [
-    include_str!("../../../queue/queue.h"),
-    include_str!("../../../queue/queue.c"),
-    include_str!("../../../queue/caller.c"),
-    include_str!("../../../queue/handler.c"),
+    include_str!("../../../../bindings/c/bench/queue/queue.h"),
+    include_str!("../../../../bindings/c/bench/queue/queue.c"),
+    include_str!("../../../../bindings/c/bench/queue/caller.c"),
+    include_str!("../../../../bindings/c/bench/queue/handler.c"),
 ];
 /// Their directory.
-const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/queue");
+const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/c/bench/queue");
 
 /// `struct queue_call` of queue.h, up to its last field that is read here.
 #[repr(C)]
@@ -79,11 +79,11 @@ impl Queue {
         if let Some(cpu) = job.cpus.first() {
             pin(*cpu)?;
         }
-        let library = c::load(place.to_str().context("a path that is not UTF-8")?)?;
+        let library = compiled::load(place)?;
         // SAFETY: queue.h has these functions with these types.
         let (open, call, end) = unsafe {
-            let open: unsafe extern "C" fn() -> *mut c_void = c::function(library, c"caller_open")?;
-            (open, c::function(library, c"caller_call")?, c::function(library, c"caller_end")?)
+            let open = *library.get::<unsafe extern "C" fn() -> *mut c_void>(b"caller_open")?;
+            (open, *library.get(b"caller_call")?, *library.get(b"caller_end")?)
         };
         // SAFETY: it needs nothing.
         let caller = unsafe { open() };

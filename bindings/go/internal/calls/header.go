@@ -41,6 +41,7 @@ const (
 const (
 	flagMore      = 1 << 8
 	flagContinued = 1 << 9
+	flagTraced    = 1 << 10
 )
 
 // IsFinal reports whether it is the last record of its call.
@@ -64,6 +65,8 @@ type Header struct {
 	ID              uint64
 	Kind            Kind
 	More, Continued bool
+	// A traceparent is before the payload.
+	Traced bool
 	// The service's own code, of a failure.
 	Code uint32
 	// Nanoseconds of CLOCK_MONOTONIC, of a request; 0: none.
@@ -84,7 +87,18 @@ func (h *Header) word() uint64 {
 	if h.Continued {
 		word |= flagContinued
 	}
+	if h.Traced {
+		word |= flagTraced
+	}
 	return word
+}
+
+// Prefix returns the number of bytes between the header and the payload.
+func (h *Header) Prefix() int {
+	if h.Traced {
+		return TraceparentBytes
+	}
+	return 0
 }
 
 // Write writes the header. The caller has checked that it fits.
@@ -94,16 +108,17 @@ func (h *Header) Write(room []byte) {
 	binary.LittleEndian.PutUint64(room[16:], h.Deadline)
 }
 
-// ReadHeader checks a peer's header, before a payload of this number of bytes. It returns the name of the rule that
-// it breaks, or "".
-func ReadHeader(id, word, deadline, payload uint64, byClient bool) (h Header, rule string) {
+// ReadHeader checks a peer's header, before this number of bytes: a traceparent and a payload. It returns the name of
+// the rule that it breaks, or "".
+func ReadHeader(id, word, deadline, bytes uint64, byClient bool) (h Header, rule string) {
 	h = Header{
-		ID: id, Kind: Kind(word), More: word&flagMore != 0, Continued: word&flagContinued != 0, Code: uint32(word >> 32), Deadline: deadline,
+		ID: id, Kind: Kind(word), More: word&flagMore != 0, Continued: word&flagContinued != 0,
+		Traced: word&flagTraced != 0, Code: uint32(word >> 32), Deadline: deadline,
 	}
 	if byClient && !h.Kind.isClients() || !byClient && !h.Kind.isServices() {
 		return h, "kind"
 	}
-	if word&0xffff_ff00&^(flagMore|flagContinued) != 0 {
+	if word&0xffff_ff00&^(flagMore|flagContinued|flagTraced) != 0 || h.Traced && (h.Kind != KindRequest || h.Continued) {
 		return h, "flags"
 	}
 	if h.Kind.HasID() && (SlotOf(id) >= CallsMax || GenerationOf(id) == 0) || !h.Kind.HasID() && id != 0 {
@@ -115,6 +130,11 @@ func ReadHeader(id, word, deadline, payload uint64, byClient bool) (h Header, ru
 	if deadline != 0 && (h.Kind != KindRequest || h.Continued) {
 		return h, "deadline"
 	}
+	prefix := uint64(h.Prefix())
+	if bytes < prefix {
+		return h, "length"
+	}
+	payload := bytes - prefix
 	// A piece that continues a message has bytes, so the message ends.
 	isPiece := h.More || h.Continued
 	if h.Kind.hasPayload() && payload == 0 && isPiece || !h.Kind.hasPayload() && (payload != 0 || isPiece) {
@@ -123,7 +143,7 @@ func ReadHeader(id, word, deadline, payload uint64, byClient bool) (h Header, ru
 	return h, ""
 }
 
-// ReadRecord reads the header of a record. payload is what follows it, in place.
+// ReadRecord reads the header of a record. payload is what follows it, in place; a traceparent is before that.
 func ReadRecord(of *lane.Consumer, record lane.Record, byClient bool) (h Header, payload []byte, rule string) {
 	if record.Bytes < HeaderSize {
 		return h, nil, "length"

@@ -112,7 +112,7 @@ func (o *Outbox) writeOn(out *Queued) (bool, error) {
 		n := out.next(o.Lane.BytesMax())
 		h := out.Header
 		if h.Continued = out.Written > 0; h.Continued {
-			h.Code, h.Deadline = 0, 0
+			h.Code, h.Deadline, h.Traced = 0, 0, false
 		}
 		h.More = out.Written+n < len(out.Bytes)
 		ok, err := o.Put(h, out.Bytes[out.Written:out.Written+n])

@@ -15,6 +15,7 @@ import (
 	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/link"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/logs"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/packet"
 	"golang.org/x/sys/unix"
@@ -111,6 +112,9 @@ func refuseAt(socket int, why string) error {
 }
 
 func sendRefusal(socket int, why string) {
+	if peer, err := kernel.PeerOf(socket); err == nil {
+		logs.Warn("pelton: refused the peer", "pid", peer.PID, "uid", peer.UID, "reason", why)
+	}
 	_ = kernel.TrySend(socket, packet.NewRefused(why))
 }
 
@@ -686,6 +690,8 @@ type CallLink struct {
 	In             *link.Incoming
 	// The largest request or reply that the peer takes.
 	BytesMax uint64
+	// The features that the peer offers.
+	Features uint64
 }
 
 // NewCallLink performs the handshake of a link of calls. The peer rings ownDoorbell for free space in this side's
@@ -755,5 +761,5 @@ func (s *Handshake) NewCallLink(to *ReceivingSide, ownDoorbell *doorbell.Own, ow
 	}
 	in.Link = link.New(s.Socket, process, peerDoorbell, given, s.Peer, wake)
 	return &CallLink{Producer: producer, Memory: m, Doorbell: side.doorbell, SharesDoorbell: sharesDoorbell, In: in,
-		BytesMax: peer.BytesMax}, nil
+		BytesMax: peer.BytesMax, Features: peer.Tail}, nil
 }

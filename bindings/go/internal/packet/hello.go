@@ -12,8 +12,11 @@ import (
 // Version is this library's name and version, for messages.
 const Version = "pelton 0.2.0"
 
-// FeaturesOffered has a bit for each feature of this version. None is defined yet, and none is required.
-const FeaturesOffered uint64 = 0
+// TracedRequests is the feature that a request may begin with a traceparent.
+const TracedRequests uint64 = 1 << 0
+
+// FeaturesOffered has a bit for each feature of this version. None is required.
+const FeaturesOffered = TracedRequests
 
 const (
 	entryVersion = 1

@@ -66,15 +66,23 @@ local function size_of(req, opts)
     return size
 end
 
+local function traceparent_of(opts)
+    local text = opts.traceparent
+    if text ~= nil and type(text) ~= "string" then
+        error("resty.pelton: traceparent is the text of that header; found " .. type(text), 3)
+    end
+    return text
+end
+
 -- Sleeps until there is something to take, for `timeout` seconds. Returns OK, with the completion in `reply` and the
 -- slot still in use; or nil and the error, with the slot released. A slot that waited for space submits `req` again.
-local function await(self, ticket, timeout, req, size, flags)
+local function await(self, ticket, timeout, req, size, traceparent, flags)
     local left, ends = timeout * 1000, C.ngx_pelton_msec() + timeout * 1000
     while true do
         local is_awake, err = sleep(ticket, left)
         local code = C.ngx_pelton_take(ticket, is_awake and 0 or 1, reply)
         if code == SUBMIT_AGAIN and is_awake then
-            code = C.ngx_pelton_submit(self.service, ticket, req, size, flags, reply)
+            code = C.ngx_pelton_submit(self.service, ticket, req, size, traceparent, flags, reply)
             if code == OK then
                 -- Notified; or the reply is in place.
                 return OK, true
@@ -97,12 +105,12 @@ local function await(self, ticket, timeout, req, size, flags)
 end
 
 -- Binds the slot to the request, then as `await`.
-local function await_first(self, timeout, req, size, flags)
+local function await_first(self, timeout, req, size, traceparent, flags)
     local ticket = reply.ticket
     if not bind(ticket) then
         return nil, "system", "no memory"
     end
-    return await(self, ticket, timeout, req, size, flags)
+    return await(self, ticket, timeout, req, size, traceparent, flags)
 end
 
 -- A reply in memory that is not Lua's. `bytes` instead is a string that has it.
@@ -198,9 +206,9 @@ local function all_parts(ticket, view)
     return res
 end
 
-local function slow_call(self, timeout, req, size, flags, view)
+local function slow_call(self, timeout, req, size, traceparent, flags, view)
     local ticket = reply.ticket
-    local done, in_place, message = await_first(self, timeout, req, size, flags)
+    local done, in_place, message = await_first(self, timeout, req, size, traceparent, flags)
     if not done then
         return nil, in_place, message
     end
@@ -238,14 +246,15 @@ local methods = {}
 --- Calls the service, and suspends the coroutine until the reply arrives. Returns the reply as a string; or nil, a
 -- word, and a text about it. After "failed", the text is the service's own bytes, and its code follows.
 --
--- opts.timeout: seconds. opts.idempotent: the call may be carried out twice. opts.size: of a request that is a cdata
--- pointer. opts.view: true for a view instead of a string (view.size, view:data(), view:string(), view:release()); or
--- a function that gets the reply in place, as a pointer and a size, valid until it returns; the call returns its
--- result. The function must neither suspend nor use pelton.
+-- opts.timeout: seconds. opts.idempotent: the call may be carried out twice. opts.traceparent: the span of which the
+-- call is a part, as the header of that name has it: `ngx.var.http_traceparent`; one that is not valid is as none.
+-- opts.size: of a request that is a cdata pointer. opts.view: true for a view instead of a string (view.size,
+-- view:data(), view:string(), view:release()); or a function that gets the reply in place, as a pointer and a size,
+-- valid until it returns; the call returns its result. The function must neither suspend nor use pelton.
 function methods.call(self, req, opts)
-    local size, timeout, view, flags = size_of(req, opts), self.timeout, nil, MAY_WAIT
+    local size, timeout, view, traceparent, flags = size_of(req, opts), self.timeout, nil, nil, MAY_WAIT
     if opts then
-        timeout, view = timeout_of(opts.timeout or timeout, 3), opts.view
+        timeout, view, traceparent = timeout_of(opts.timeout or timeout, 3), opts.view, traceparent_of(opts)
         if opts.idempotent then
             flags = MAY_WAIT + IDEMPOTENT
         end
@@ -258,7 +267,7 @@ function methods.call(self, req, opts)
     if not is_suspendable() then
         return nil, "phase", "this phase cannot suspend a coroutine, which a call does: notify, or use ngx.timer.at"
     end
-    local code = C.ngx_pelton_submit(self.service, NO_SLOT, req, size, flags, reply)
+    local code = C.ngx_pelton_submit(self.service, NO_SLOT, req, size, traceparent, flags, reply)
     if code == OK and view == true then
         return fast_view()
     elseif code == OK then
@@ -266,7 +275,7 @@ function methods.call(self, req, opts)
         C.ngx_pelton_release(self.service)
         return res, word, detail, its
     elseif code == WAITS then
-        return slow_call(self, timeout, req, size, flags, view)
+        return slow_call(self, timeout, req, size, traceparent, flags, view)
     end
     return failure(code)
 end
@@ -276,14 +285,14 @@ end
 function methods.notify(self, req, opts)
     local size, timeout = size_of(req, opts), timeout_of(opts and opts.timeout or self.timeout, 3)
     local flags = is_suspendable() and NOTIFY + MAY_WAIT or NOTIFY
-    local code = C.ngx_pelton_submit(self.service, NO_SLOT, req, size, flags, reply)
+    local code = C.ngx_pelton_submit(self.service, NO_SLOT, req, size, nil, flags, reply)
     if code == OK then
         return true
     elseif code ~= WAITS then
         return failure(code)
     end
     local ticket = reply.ticket
-    local done, word, detail = await_first(self, timeout, req, size, flags)
+    local done, word, detail = await_first(self, timeout, req, size, nil, flags)
     if not done then
         return nil, word, detail
     end
@@ -309,12 +318,13 @@ local function await_part(stream)
     end
     local req = stream.req
     stream.req = nil
-    local code = C.ngx_pelton_submit(svc.service, NO_SLOT, req, stream.size, stream.flags, reply)
+    local traceparent = stream.traceparent
+    local code = C.ngx_pelton_submit(svc.service, NO_SLOT, req, stream.size, traceparent, stream.flags, reply)
     if code ~= WAITS then
         return failure(code)
     end
     stream.ticket = reply.ticket
-    return await_first(svc, stream.timeout, req, stream.size, stream.flags)
+    return await_first(svc, stream.timeout, req, stream.size, traceparent, stream.flags)
 end
 
 -- Returns the next part; nil at the end; or once false, a word and the rest that `call` returns.
@@ -379,6 +389,7 @@ function methods.stream(self, req, opts)
         req = req,
         size = size,
         timeout = timeout,
+        traceparent = opts and traceparent_of(opts),
         flags = STREAM + MAY_WAIT + (opts and opts.idempotent and IDEMPOTENT or 0)
     }, Stream)
 end

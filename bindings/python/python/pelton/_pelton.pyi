@@ -276,9 +276,30 @@ class Client:
         allow_uids: Sequence[int] | None = None,
         spin: bool = False,
     ) -> Self: ...
-    def call(self, request: Buffer, timeout: float | None = None, *, idempotent: bool = False) -> bytes: ...
-    def stream(self, request: Buffer, timeout: float | None = None, *, idempotent: bool = False) -> Call: ...
-    def submit(self, request: Buffer, timeout: float | None = None, *, idempotent: bool = False) -> Call: ...
+    def call(
+        self,
+        request: Buffer,
+        timeout: float | None = None,
+        *,
+        idempotent: bool = False,
+        traceparent: str | None = None,
+    ) -> bytes: ...
+    def stream(
+        self,
+        request: Buffer,
+        timeout: float | None = None,
+        *,
+        idempotent: bool = False,
+        traceparent: str | None = None,
+    ) -> Call: ...
+    def submit(
+        self,
+        request: Buffer,
+        timeout: float | None = None,
+        *,
+        idempotent: bool = False,
+        traceparent: str | None = None,
+    ) -> Call: ...
     def notify(self, message: Buffer, timeout: float | None = None) -> None: ...
     @property
     def in_flight(self) -> int: ...
@@ -332,7 +353,12 @@ class LoopClient:
         spin: bool = False,
     ) -> Opening: ...
     def try_submit(
-        self, request: Buffer, timeout: float | None = None, *, idempotent: bool = False
+        self,
+        request: Buffer,
+        timeout: float | None = None,
+        *,
+        idempotent: bool = False,
+        traceparent: str | None = None,
     ) -> int | None: ...
     def try_notify(self, message: Buffer) -> bool: ...
     def completions(self, most: int = 256) -> list[tuple[int, bool, bytes | Exception | None]]: ...
@@ -407,6 +433,8 @@ class Request:
     def is_answered(self) -> bool: ...
     @property
     def deadline(self) -> float | None: ...
+    @property
+    def traceparent(self) -> str | None: ...
     @property
     def peer_pid(self) -> int | None: ...
     @property

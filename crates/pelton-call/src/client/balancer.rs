@@ -7,7 +7,7 @@
 use super::connection::{Connection, State};
 use super::discovery::{Discovery, READ_INTERVAL};
 use crate::calls::{CallId, Calls, Loss, Outcome};
-use crate::frame::{Header, Kind, check_size};
+use crate::frame::{Header, check_size};
 use crate::inbox::{Inbox, StoredCompletion};
 use crate::outbox::FrameSender as _;
 use pelton_channel::raw::Settings;
@@ -227,7 +227,7 @@ impl Balancer {
                     false => return Ok(None),
                 }
             };
-            let takes = |connection: &Connection| connection.takes(payload.len());
+            let takes = |connection: &Connection| connection.takes(payload.len() - header.prefix_bytes());
             let mut at = best;
             let lost = loop {
                 if takes(&self.connections[at]) {
@@ -447,8 +447,7 @@ impl Balancer {
                 index += 1;
                 continue;
             }
-            let (deadline, request) = calls.take_kept(call);
-            let header = Header { deadline, ..Header::new(Kind::Request, call.0) };
+            let (header, request) = calls.take_kept(call);
             let written = self.write_to_any(header, &request, calls, inbox);
             let bytes = request.len();
             calls.put_back(call, request);

@@ -2,7 +2,7 @@
 
 use crate::frame::{Assembly, By, HEADER_BYTES, Header};
 use crate::outbox::Outbox;
-use pelton_channel::raw::Duplex;
+use pelton_channel::raw::{Duplex, TRACED_REQUESTS};
 use pelton_channel::{Error, Receiver, Result};
 use pelton_lane::Record;
 use pelton_os::Peer;
@@ -20,6 +20,8 @@ pub(crate) struct Connection {
     path: PathBuf,
     /// The largest request that the service takes.
     pub(super) request_bytes_max: u64,
+    /// Whether it takes requests with a traceparent.
+    pub(crate) takes_traced: bool,
     /// Calls that were submitted by it, and whose final completion has not come.
     pub(super) in_flight: usize,
     pub(super) state: State,
@@ -39,7 +41,7 @@ pub(super) enum State {
 
 impl Connection {
     pub(super) fn new(duplex: Duplex, path: PathBuf, number: u32) -> Connection {
-        let Duplex { sender, receiver, bytes_max } = duplex;
+        let Duplex { sender, receiver, bytes_max, features } = duplex;
         Connection {
             outbox: Outbox::new(sender),
             replies: receiver,
@@ -47,6 +49,7 @@ impl Connection {
             number,
             path,
             request_bytes_max: bytes_max,
+            takes_traced: features & TRACED_REQUESTS != 0,
             in_flight: 0,
             state: State::Open,
             has_left: false,
@@ -73,9 +76,13 @@ impl Connection {
     }
 
     /// Writes a message; of one that is cut into pieces, what there is space for, and queues the rest. Returns false if
-    /// there is no space.
+    /// there is no space. A service that takes no traceparent gets the request without.
     #[inline(always)]
-    pub(super) fn write(&mut self, header: Header, payload: &[u8]) -> Result<bool> {
+    pub(super) fn write(&mut self, mut header: Header, mut payload: &[u8]) -> Result<bool> {
+        if header.traced && !self.takes_traced {
+            payload = &payload[header.prefix_bytes()..];
+            header.traced = false;
+        }
         if self.outbox.is_whole(payload.len()) {
             return match self.outbox.try_write(header, payload)? {
                 true => Ok(true),

@@ -4,7 +4,7 @@ use super::{Client, Condition};
 use crate::calls::CallId;
 use crate::frame::{CALLS_MAX, Header, Kind};
 use crate::outbox::FrameSender as _;
-use pelton_channel::{Deadline, Error, Result};
+use pelton_channel::{Deadline, Error, Result, Traceparent};
 use pelton_lane::ReservedSpace;
 
 impl Client {
@@ -33,9 +33,14 @@ impl Client {
     /// Submits a request, if there is space now.
     #[inline(never)]
     pub(super) fn submit_now(&mut self, request: &[u8], deadline: u64) -> Result<Option<CallId>> {
-        self.balancer.check(request.len())?;
+        self.submit_header(Header { deadline, ..Header::new(Kind::Request, 0) }, request)
+    }
+
+    /// As [`Client::submit_now`], with a header that lacks only the id, and with what it says is before the request.
+    fn submit_header(&mut self, header: Header, request: &[u8]) -> Result<Option<CallId>> {
+        self.balancer.check(request.len() - header.prefix_bytes())?;
         let Some(call) = self.next_call() else { return Ok(None) };
-        let header = Header { deadline, ..Header::new(Kind::Request, call.0) };
+        let header = Header { id: call.0, ..header };
         let Some(at) = self.write_now(header, request)? else { return Ok(None) };
         if self.balancer.has_many() {
             // Calls of a connection that failed meanwhile have ended.
@@ -43,7 +48,7 @@ impl Client {
         }
         self.begin(call, at);
         if self.balancer.has_many() {
-            self.calls.keep(call, deadline, request);
+            self.calls.keep(call, header, request);
             self.balancer.count_submission();
         }
         Ok(Some(call))
@@ -56,14 +61,81 @@ impl Client {
         deadline: Deadline,
         deadline_ns: u64,
     ) -> Result<Option<CallId>> {
+        let header = Header { deadline: deadline_ns, ..Header::new(Kind::Request, 0) };
+        self.submit_header_waiting(header, request, deadline)
+    }
+
+    fn submit_header_waiting(&mut self, header: Header, request: &[u8], deadline: Deadline) -> Result<Option<CallId>> {
         loop {
             if self.find(Condition::Space { bytes: request.len(), is_call: true }, deadline)?.is_none() {
                 return Ok(None);
             }
-            if let Some(call) = self.submit_now(request, deadline_ns)? {
+            if let Some(call) = self.submit_header(header, request)? {
                 return Ok(Some(call));
             }
         }
+    }
+
+    /// As [`Client::submit_until`], for a service that reads [`Request::traceparent`](crate::Request::traceparent).
+    /// With [`Deadline::Now`] it does not wait. Services of earlier versions, which take no traceparent, get the
+    /// request without it. The request is copied once more than by [`Client::submit`].
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// # let name = format!("unix:{}/traced-doc-{}", std::env::temp_dir().display(), std::process::id());
+    /// let mut service = pelton::Service::listen(&name)?;
+    /// # let stopper = service.stopper();
+    /// // Usually another process:
+    /// let serving = std::thread::spawn(move || {
+    ///     service.run(1, |request| {
+    ///         let parent = request.traceparent().map_or("none".to_owned(), |parent| parent.to_string());
+    ///         let _ = request.reply(parent.as_bytes());
+    ///     })
+    /// });
+    ///
+    /// let mut client = pelton::Client::connect(&name)?;
+    /// let text = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    /// let span = pelton::Traceparent::parse(text).unwrap();
+    /// let call = client.submit_traced(b"now", span, pelton::Deadline::Never)?.unwrap();
+    /// assert_eq!(&*client.completion_of(call)?.ok()?, text.as_bytes());
+    /// # stopper.stop();
+    /// # serving.join().unwrap()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Client::submit`].
+    pub fn submit_traced(
+        &mut self,
+        request: &[u8],
+        traceparent: Traceparent,
+        deadline: impl Into<Deadline>,
+    ) -> Result<Option<CallId>> {
+        let deadline = deadline.into();
+        let (header, bytes) = self.traced(request, traceparent, deadline);
+        match self.submit_header(header, &bytes)? {
+            None if deadline != Deadline::Now => self.submit_header_waiting(header, &bytes, deadline),
+            call => Ok(call),
+        }
+    }
+
+    /// As [`Client::submit_traced`], with a deadline for the service. Never waits.
+    #[doc(hidden)]
+    pub fn try_submit_traced_by(
+        &mut self,
+        request: &[u8],
+        traceparent: Traceparent,
+        deadline: Deadline,
+    ) -> Result<Option<CallId>> {
+        let (header, bytes) = self.traced(request, traceparent, deadline);
+        self.submit_header(header, &bytes)
+    }
+
+    /// A header without an id, and what follows it.
+    fn traced(&self, request: &[u8], traceparent: Traceparent, deadline: Deadline) -> (Header, Vec<u8>) {
+        let ns = deadline.instant().map_or(0, |instant| self.clock.ns_of(instant));
+        let header = Header { deadline: ns, traced: true, ..Header::new(Kind::Request, 0) };
+        (header, [&traceparent.encode(), request].concat())
     }
 
     /// Sends a notification, if there is space now. Returns the index of the connection.

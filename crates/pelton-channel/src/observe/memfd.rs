@@ -6,14 +6,16 @@ use super::process::{self, Process};
 use super::{Activity, Channel, Files, Found, Kind, Lane, ReaderOf, Side, Unreadable, made, page};
 use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER};
 use pelton_os::{Credentials, NotOpened, open_memfds, own_uid};
-use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, readlinkat};
+use rustix::fs::{
+    AtFlags, FileType, MemfdFlags, Mode, OFlags, ResolveFlags, memfd_create, openat, openat2, readlinkat, statat,
+};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::fd::AsRawFd as _;
-use std::os::unix::ffi::OsStrExt as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +29,8 @@ const TIMEOUT: Duration = Duration::from_millis(500);
 const USER_TIME_MAX: Duration = Duration::from_secs(1);
 /// How long all files may take to open, in one search.
 const TIME_MAX: Duration = Duration::from_secs(5);
-/// The most files of one user that one search opens.
+/// The most files of one user that are open here. Root keeps them of all users: one of them must not use up the
+/// descriptors that the others' need.
 const USER_FILES_MAX: usize = 4096;
 
 /// What the name of a memfd says.
@@ -83,6 +86,10 @@ struct Memfd {
     name: String,
     file: Arc<File>,
     made: Option<SystemTime>,
+    /// Whose it is: the user of the process that made it.
+    owner: u32,
+    /// With whose rights it was opened.
+    uid: u32,
 }
 
 /// The memfds found so far, by inode.
@@ -173,8 +180,8 @@ impl Memfds {
     /// Adds the channels in memfds, and the listeners.
     pub(super) fn find(&mut self, mounts: &Mounts, found: &mut Found) {
         let (holders, links) = self.look(found);
-        self.open_new(&holders, links, found);
         self.open.retain(|inode, _| holders.by_inode.contains_key(inode));
+        self.open_new(&holders, links, found);
         self.refused.retain(|inode, _| holders.by_inode.contains_key(inode));
         self.add_channels(&holders, found);
         add_listeners(&holders, mounts, found);
@@ -243,6 +250,7 @@ impl Memfds {
     fn open_new(&mut self, holders: &Holders, links: Vec<Link>, found: &mut Found) {
         let deadline = Instant::now() + TIME_MAX;
         let mut opened: BTreeMap<u32, usize> = BTreeMap::new();
+        self.open.values().for_each(|memfd| *opened.entry(memfd.uid).or_default() += 1);
         let mut tries: BTreeMap<u64, Vec<Link>> = BTreeMap::new();
         for link in links {
             if let Some(reason) = self.refused.get(&link.inode) {
@@ -270,8 +278,9 @@ impl Memfds {
             let mut users: Vec<_> = users.into_iter().collect();
             users.sort_by_key(|(_, links)| links.len());
             for (credentials, mut links) in users {
-                let opened = opened.entry(credentials.map_or(own_uid(), |user| user.uid)).or_default();
-                let left_out = links.split_off(links.len().min(USER_FILES_MAX - *opened));
+                let uid = credentials.map_or(own_uid(), |user| user.uid);
+                let opened = opened.entry(uid).or_default();
+                let left_out = links.split_off(links.len().min(USER_FILES_MAX.saturating_sub(*opened)));
                 *opened += links.len();
                 if let Some(link) = left_out.first() {
                     let reason = format!(
@@ -286,10 +295,10 @@ impl Memfds {
                 for (link, file) in links.into_iter().zip(open_memfds(&paths, credentials, TIMEOUT, deadline)) {
                     match file.and_then(|file| link.checked(file)) {
                         Ok(file) => {
-                            let made = made(&file);
+                            let (made, owner) = (made(&file), file.metadata().map_or(u32::MAX, |found| found.uid()));
                             let Link { inode, label, name, .. } = link;
                             tries.remove(&inode);
-                            self.open.insert(inode, Memfd { label, name, file: file.into(), made });
+                            self.open.insert(inode, Memfd { label, name, file: file.into(), made, owner, uid });
                         }
                         Err(NotOpened { reason, is_of_file: true }) => {
                             tries.remove(&link.inode);
@@ -343,7 +352,7 @@ impl Memfds {
                 parts.entry((data, *pid)).or_default().add(*inode, memfd);
             }
         }
-        for lane in lanes(parts, holders) {
+        for lane in lanes(&self.open, parts, holders) {
             let (producer, consumer) = (lane.producer, lane.consumer);
             let reading = match page::read(&producer.file, &consumer.file) {
                 Ok(reading) => reading,
@@ -420,14 +429,19 @@ struct Joined<'a> {
 }
 
 /// The lanes of which a process has both pages. Two processes with a page in common have the same lane: the last one
-/// made counts.
-fn lanes<'a>(parts: BTreeMap<(u64, u32), Parts<'a>>, holders: &Holders) -> Vec<Joined<'a>> {
+/// made counts. A receiver makes the consumer page of each of its lanes: no sender of another user adds a lane to it.
+fn lanes<'a>(
+    open: &BTreeMap<u64, Memfd>,
+    parts: BTreeMap<(u64, u32), Parts<'a>>,
+    holders: &Holders,
+) -> Vec<Joined<'a>> {
     let is_held = |inode: u64, pid: u32| holders.by_inode.get(&inode).is_some_and(|pids| pids.contains(&pid));
+    let owner = |inode: u64| open.get(&inode).map(|page| page.owner);
     let mut lanes = Vec::new();
     for ((_, pid), Parts { producer, consumer, data }) in parts {
         let (Some((of_producer, producer)), Some((of_consumer, consumer))) = (producer, consumer) else { continue };
         let Label::Consumer { receiver, .. } = consumer.label else { continue };
-        let is_joined = is_held(receiver, pid);
+        let is_joined = is_held(receiver, pid) && owner(receiver) == Some(consumer.owner);
         let receiver = if is_joined { receiver } else { of_producer };
         let data = data.map(|(_, data)| data);
         let lane = Joined { inodes: [of_producer, of_consumer], producer, consumer, data, receiver };
@@ -554,18 +568,31 @@ fn bases() -> Vec<(PathBuf, Option<u32>)> {
     bases.into_iter().collect()
 }
 
-/// Whether a directory of short names may be read: `None` if there is none.
-fn checked_base(base: &Path, owner: Option<u32>, mounts: &Mounts) -> Option<Result<(), String>> {
-    let Some(owner) = owner else { return Some(Ok(())) };
-    // First, as even this may be a request to a file server.
-    if let Err(reason) = mounts.check(base) {
-        return Some(Err(reason));
-    }
-    let found = fs::symlink_metadata(base).ok()?;
-    Some(match found.is_dir() && found.uid() == owner {
-        true => Ok(()),
+/// Opens a directory of short names. `None`: there is none.
+fn open_base(base: &Path, owner: Option<u32>, mounts: &Mounts) -> Option<Result<OwnedFd, String>> {
+    let Some(owner) = owner else {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        return match rustix::fs::open(base, flags, Mode::empty()) {
+            Err(Errno::NOENT) => None,
+            opened => Some(opened.map_err(|error| error.to_string())),
+        };
+    };
+    let opened = match mounts.open(base) {
+        Err(reason) => return reason.map(Err),
+        Ok(opened) => opened,
+    };
+    let found = rustix::fs::fstat(&opened).ok()?;
+    Some(match found.st_uid == owner {
+        true => Ok(opened),
         false => Err(format!("it is not a directory of uid {owner}")),
     })
+}
+
+/// The names in a directory, with their kinds; as far as they can be read.
+pub(super) fn entries(directory: &OwnedFd) -> Vec<(OsString, FileType)> {
+    let entries = rustix::fs::Dir::read_from(directory).into_iter().flatten().flatten();
+    let name = |entry: &rustix::fs::DirEntry| OsString::from_vec(entry.file_name().to_bytes().to_vec());
+    entries.map(|entry| (name(&entry), entry.file_type())).filter(|(name, _)| name != "." && name != "..").collect()
 }
 
 /// Adds the listeners that no channel shows yet: by the names of their sockets, which have the pid, and by the
@@ -579,37 +606,41 @@ fn add_listeners(holders: &Holders, mounts: &Mounts, found: &mut Found) {
         .filter_map(|line| line.find('/').map(|at| &line[at..]))
         .collect();
     for (base, owner) in bases() {
-        match checked_base(&base, owner, mounts) {
+        let opened = match open_base(&base, owner, mounts) {
             None => continue,
-            Some(Ok(())) => {}
+            Some(Ok(opened)) => opened,
             Some(Err(reason)) => {
                 found.unreadable.push(Unreadable { what: base.display().to_string(), reason });
                 continue;
             }
-        }
-        let names = match fs::read_dir(&base) {
-            Ok(names) => names,
-            Err(error) if error.kind() == ErrorKind::NotFound => continue,
-            Err(error) => {
-                found.unreadable.push(Unreadable { what: base.display().to_string(), reason: error.to_string() });
-                continue;
-            }
         };
-        for directory in names.flatten() {
-            // No symbolic link, and no mount of another file system.
-            if !directory.file_type().is_ok_and(|kind| kind.is_dir()) {
+        for (name, kind) in entries(&opened) {
+            // No symbolic link.
+            if kind != FileType::Directory {
                 continue;
             }
-            let path = directory.path();
-            if let Some(reason) = owner.and_then(|_| mounts.check(&path).err()) {
-                found.unreadable.push(Unreadable { what: path.display().to_string(), reason });
-                continue;
-            }
-            let name = directory.file_name().to_string_lossy().into_owned();
-            for socket in fs::read_dir(directory.path()).into_iter().flatten().flatten() {
-                let file = socket.file_name().to_string_lossy().into_owned();
+            let path = base.join(&name);
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            // Not a mount of another file system either.
+            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+            let directory = match owner {
+                Some(_) => openat2(&opened, &name, flags, Mode::empty(), resolve),
+                None => openat(&opened, &name, flags | OFlags::NOFOLLOW, Mode::empty()),
+            };
+            let directory = match directory {
+                Ok(directory) => directory,
+                Err(Errno::NOENT) => continue,
+                Err(error) => {
+                    let reason = error.to_string();
+                    found.unreadable.push(Unreadable { what: path.display().to_string(), reason });
+                    continue;
+                }
+            };
+            let name = name.to_string_lossy().into_owned();
+            for (socket, _) in entries(&directory) {
+                let file = socket.to_string_lossy().into_owned();
                 let Some(pid) = file.split_once('.').and_then(|(pid, _)| pid.parse::<u32>().ok()) else { continue };
-                if !listening.contains(socket.path().to_string_lossy().as_ref()) {
+                if !listening.contains(path.join(&socket).to_string_lossy().as_ref()) {
                     continue;
                 }
                 let is_listed = found.channels.iter().filter(|channel| channel.name == name).any(|channel| {
@@ -626,7 +657,9 @@ fn add_listeners(holders: &Holders, mounts: &Mounts, found: &mut Found) {
                     let what = format!("process {pid} ({}), which listens at {name}", receiver.command);
                     found.unreadable.push(Unreadable { what, reason: hidden_reason(pid) });
                 }
-                let made = socket.metadata().ok().and_then(|found| found.modified().ok());
+                let made = statat(&directory, &socket, AtFlags::SYMLINK_NOFOLLOW).ok().and_then(|found| {
+                    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(u64::try_from(found.st_mtime).ok()?))
+                });
                 let (lanes, note) = (Vec::new(), is_hidden.then(|| hidden_reason(pid)));
                 found.channels.push(Channel { name: name.clone(), kind: Kind::Listener, receiver, lanes, made, note });
             }

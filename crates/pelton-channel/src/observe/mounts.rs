@@ -1,19 +1,30 @@
-//! Which directories are on local file systems, without a request to any file system: one that does not reply would
-//! block the observer.
+//! Opens directories that other processes have named, on local file systems only, without a request to any other: one
+//! that does not reply would block the observer. What was checked is what was opened: a directory that is exchanged
+//! meanwhile is refused.
 
 use pelton_os::own_uid;
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, open, openat2, statx};
+use rustix::io::Errno;
 use std::ffi::OsString;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
 /// File systems that no server or user's program implements.
 const LOCAL: [&str; 10] = ["tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "overlay", "f2fs", "zfs"];
 
-/// The mounts of this process, in their order, with the types of their file systems.
+/// The mounts of this process, in their order.
 #[derive(Debug)]
-pub(super) struct Mounts(Vec<(PathBuf, String)>);
+pub(super) struct Mounts(Vec<Mount>);
+
+#[derive(Debug)]
+struct Mount {
+    id: u64,
+    path: PathBuf,
+    /// The type of its file system.
+    kind: String,
+}
 
 impl Mounts {
     pub(super) fn read() -> Mounts {
@@ -24,40 +35,52 @@ impl Mounts {
     fn parse(text: &str) -> Mounts {
         let mounts = text.lines().filter_map(|line| {
             let (mount, system) = line.split_once(" - ")?;
-            Some((unescaped(mount.split(' ').nth(4)?), system.split(' ').next()?.to_owned()))
+            let mut fields = mount.split(' ');
+            let (id, path) = (fields.next()?.parse().ok()?, unescaped(fields.nth(3)?));
+            Some(Mount { id, path, kind: system.split(' ').next()?.to_owned() })
         });
         Mounts(mounts.collect())
     }
 
-    /// The type of the file system at an absolute path without symbolic links.
-    fn type_of(&self, path: &Path) -> &str {
-        let at = self.0.iter().filter(|(mount, _)| path.starts_with(mount));
+    /// The mount at an absolute path without symbolic links.
+    fn at(&self, path: &Path) -> Option<&Mount> {
+        let at = self.0.iter().filter(|mount| path.starts_with(&mount.path));
         // Of several at one place the last one is on top.
-        at.max_by_key(|(mount, _)| mount.components().count()).map_or("", |(_, kind)| kind)
+        at.max_by_key(|mount| mount.path.components().count())
     }
 
-    /// Whether a directory that another process named may be read.
+    /// Opens a directory that another process named. As root, no symbolic link is followed, and no mount that was made
+    /// meanwhile: another user may have put them there, and they lead anywhere.
     ///
     /// # Errors
-    /// Why not.
-    pub(super) fn check(&self, directory: &Path) -> Result<(), String> {
-        let kind = self.type_of(directory);
-        if !LOCAL.contains(&kind) {
-            return Err(format!(
-                "it is on a file system of type {kind:?}, which may not reply: name it on the command line"
-            ));
+    /// `None` if there is no such directory; else why it may not be read.
+    pub(super) fn open(&self, directory: &Path) -> Result<OwnedFd, Option<String>> {
+        let mount = self.at(directory);
+        let kind = mount.map_or("", |mount| &mount.kind);
+        let Some(mount) = mount.filter(|_| LOCAL.contains(&kind)) else {
+            let text = "which may not reply: name it on the command line";
+            return Err(Some(format!("it is on a file system of type {kind:?}, {text}")));
+        };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = if own_uid() == 0 { mount.open(directory, flags) } else { open(directory, flags, Mode::empty()) };
+        opened.map_err(|error| match error {
+            Errno::NOENT | Errno::NOTDIR => None,
+            Errno::LOOP => Some("its path has a symbolic link".to_owned()),
+            Errno::XDEV => Some("another file system was mounted there meanwhile".to_owned()),
+            error => Some(error.to_string()),
+        })
+    }
+}
+
+impl Mount {
+    fn open(&self, directory: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let root = open(&self.path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        if statx(&root, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id != self.id {
+            return Err(Errno::XDEV);
         }
-        // As root: another user may have put a symbolic link there, which leads anywhere.
-        if own_uid() != 0 {
-            return Ok(());
-        }
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        match openat2(CWD, directory, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS) {
-            Err(rustix::io::Errno::LOOP) => Err("its path has a symbolic link".to_owned()),
-            // What does not exist blocks nobody.
-            Ok(_) | Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => Ok(()),
-            Err(error) => Err(error.to_string()),
-        }
+        let below = directory.strip_prefix(&self.path).ok().filter(|below| !below.as_os_str().is_empty());
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+        openat2(&root, below.unwrap_or(Path::new(".")), flags, Mode::empty(), resolve)
     }
 }
 
@@ -91,8 +114,26 @@ mod tests {
                     3 1 0:9 / /mnt rw - ext4 x rw\n4 3 0:9 / /mnt rw - nfs4 x rw\n";
         let mounts = Mounts::parse(text);
         for (path, kind) in [("/home/a b", "fuse.sshfs"), ("/home", "ext4"), ("/mnt/d", "nfs4"), ("/mnt2", "ext4")] {
-            assert_eq!(mounts.type_of(Path::new(path)), kind, "{path}");
+            assert_eq!(mounts.at(Path::new(path)).unwrap().kind, kind, "{path}");
         }
-        assert!(mounts.check(Path::new("/mnt/d")).unwrap_err().contains("nfs4"));
+        assert!(mounts.open(Path::new("/mnt/d")).unwrap_err().unwrap().contains("nfs4"));
+    }
+
+    #[test]
+    fn a_directory_is_opened_where_it_is_and_not_where_a_link_or_another_mount_leads() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap();
+        std::fs::create_dir(path.join("real")).unwrap();
+        std::os::unix::fs::symlink("real", path.join("link")).unwrap();
+        let mut mounts = Mounts::read();
+        assert!(mounts.open(&path.join("real")).is_ok());
+        assert!(mounts.open(&path.join("missing")).unwrap_err().is_none());
+        assert!(mounts.open(&path.join("link")).is_err());
+        // What was mounted there since the mounts were read.
+        if own_uid() == 0 {
+            mounts.0.iter_mut().for_each(|mount| mount.id += 1 << 40);
+            let reason = mounts.open(&path.join("real")).unwrap_err().unwrap();
+            assert!(reason.contains("meanwhile"), "{reason}");
+        }
     }
 }

@@ -272,7 +272,7 @@ impl Receiver {
 
     /// Releases the messages that a batch has returned.
     #[inline]
-    fn release_to(&mut self, cursor: Cursor, bytes: u64) {
+    pub(super) fn release_to(&mut self, cursor: Cursor, bytes: u64) {
         if self.endpoint.owner.is_forked() {
             return;
         }

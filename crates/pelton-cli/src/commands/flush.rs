@@ -53,12 +53,23 @@ pub struct WriteArgs {
     /// renamed to FILE.000001 and so on
     #[arg(long, value_name = "SIZE|TIME", value_parser = rotation)]
     rotate: Option<Rotation>,
+    /// Compress what is written; `pelton cat` and `pelton replay` read it. A larger --buffer and a longer --interval
+    /// compress better
+    #[arg(long, value_enum)]
+    compress: Option<Compression>,
     /// Sync to disk each time that much is written; 0: before each write counts
     #[arg(long, value_name = "BYTES", value_parser = crate::bytes)]
     sync: Option<u64>,
     /// Sync to disk that long after a write
     #[arg(long, value_name = "SECONDS", value_parser = crate::seconds)]
     sync_interval: Option<Duration>,
+}
+
+/// How a record file is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Compression {
+    /// In frames of about 1 MiB
+    Zstd,
 }
 
 /// When a new file starts.
@@ -136,6 +147,7 @@ impl FlushArgs {
     fn sink(&self) -> Result<Box<dyn Sink>, Failure> {
         let file_options = [
             ("--rotate", self.writes.rotate.is_some()),
+            ("--compress", self.writes.compress.is_some()),
             ("--sync", self.writes.sync.is_some()),
             ("--sync-interval", self.writes.sync_interval.is_some()),
         ];
@@ -167,6 +179,9 @@ impl WriteArgs {
             Some(Rotation::Bytes(bytes)) => options = options.rotate_bytes(bytes),
             Some(Rotation::Age(age)) => options = options.rotate_interval(age),
             None => {}
+        }
+        if self.compress == Some(Compression::Zstd) {
+            options = options.compress_zstd();
         }
         if let Some(bytes) = self.sync {
             options = options.sync_bytes(bytes);

@@ -167,16 +167,10 @@ impl Pass<'_, '_> {
         damage: &mut Damage,
         progress: &mut Progress,
     ) -> Result<bool, StreamError> {
-        let mut skip = self.skip;
-        reader.skip_while(|time, messages| {
-            if from.is_some_and(|from| time < from) {
-                return true;
-            }
-            let is_skipped = u64::from(messages) <= skip;
-            skip -= if is_skipped { messages.into() } else { 0 };
-            is_skipped
-        })?;
-        self.skip = skip;
+        if let Some(from) = from {
+            reader.skip_before(from)?;
+        }
+        self.skip = reader.skip_messages(self.skip)?;
         loop {
             let chunk = match reader.next_chunk() {
                 Ok(Some(chunk)) => chunk,

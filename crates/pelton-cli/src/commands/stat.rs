@@ -3,7 +3,8 @@
 use crate::{
     failure::Failure,
     observed::{
-        Where, counted, json_of, name_of, named, one_line, percent_of, rate, short_age, short_bytes, short_time, side,
+        Where, counted, json_of, mean_delay, name_of, named, one_line, percent_of, rate, short_age, short_bytes,
+        short_delay, short_time, side,
     },
     output::{json, print},
 };
@@ -22,7 +23,15 @@ The words of the text:
   waited  how often the side found nothing to do: the sender no space, the
           receiver no message
   slept   how often it slept then, after it had polled for a while
-  rang    how often it woke the other side from such a sleep";
+  rang    how often it woke the other side from such a sleep
+  delay   mean time from the sending of a message to its release, by Little's
+          law: the mean number that waits, of samples each millisecond,
+          divided by the number received per second";
+
+/// Time between two samples of what waits: two system calls for each lane.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(1);
+/// A sample of many lanes takes at most this part of the time.
+const SAMPLE_PART: u32 = 50;
 
 /// Options of `pelton stat`.
 #[derive(Args)]
@@ -48,16 +57,34 @@ pub fn run(args: &StatArgs) -> Result<(), Failure> {
     let began = Instant::now();
     let before: Vec<Vec<Reading>> =
         channels.iter().map(|channel| channel.lanes.iter().map(|lane| lane.reading.clone()).collect()).collect();
-    // Nothing to close: a signal ends the process.
-    std::thread::sleep(args.interval);
-    for (channel, before) in channels.iter_mut().zip(&before) {
+    let (samples, waiting) = sample(&channels, began + args.interval);
+    for ((channel, before), waiting) in channels.iter_mut().zip(&before).zip(&waiting) {
         for lane in &mut channel.lanes {
             lane.reading = lane.read().map_err(|error| Failure::System(format!("a lane of {}: {error}", args.name)))?;
         }
-        let rates = Rates { before, seconds: began.elapsed().as_secs_f64() };
+        let rates = Rates { before, seconds: began.elapsed().as_secs_f64(), samples, waiting };
         print(if args.json { json(&object(channel, &rates)) } else { text(channel, &rates) })?;
     }
     Ok(())
+}
+
+/// Waits until `end`. Returns how often it read all lanes meanwhile, and how many messages waited in each of them,
+/// summed up over these samples. Nothing to close: a signal ends the process.
+fn sample(channels: &[Channel], end: Instant) -> (u64, Vec<Vec<u64>>) {
+    let mut waiting: Vec<Vec<u64>> = channels.iter().map(|channel| vec![0; channel.lanes.len()]).collect();
+    let mut samples = 0;
+    while let left = end.saturating_duration_since(Instant::now())
+        && !left.is_zero()
+    {
+        let began = Instant::now();
+        for (lane, sum) in channels.iter().flat_map(|channel| &channel.lanes).zip(waiting.iter_mut().flatten()) {
+            // A lane that cannot be read fails below.
+            *sum += lane.read().map_or(0, |reading| reading.waiting_messages);
+        }
+        samples += 1;
+        std::thread::sleep(SAMPLE_INTERVAL.max(began.elapsed() * SAMPLE_PART).min(left));
+    }
+    (samples, waiting)
 }
 
 /// The failure if no channel has the name.
@@ -67,10 +94,13 @@ pub fn no_channel(name: &str) -> Failure {
     ))
 }
 
-/// The readings before the interval, and its length.
+/// The readings before the interval, its length, and the samples in it.
 struct Rates<'a> {
     before: &'a [Reading],
     seconds: f64,
+    samples: u64,
+    /// Messages that waited in each lane: the sum of all samples.
+    waiting: &'a [u64],
 }
 
 impl Rates<'_> {
@@ -78,6 +108,14 @@ impl Rates<'_> {
     fn of(&self, lane: &Lane, number: impl Fn(&Reading) -> u64) -> f64 {
         let before = self.before.get(lane.number as usize).map_or(0, &number);
         number(&lane.reading).saturating_sub(before) as f64 / self.seconds.max(1e-9)
+    }
+
+    /// The mean delay of the messages of a lane, in seconds, and the least one that so many samples show.
+    fn delay(&self, lane: &Lane) -> Option<(f64, f64)> {
+        let samples = self.samples.max(1) as f64;
+        let waiting = *self.waiting.get(lane.number as usize)? as f64 / samples;
+        let received = self.of(lane, |reading| reading.received.messages);
+        mean_delay(waiting, received).zip(mean_delay(1.0 / samples, received))
     }
 }
 
@@ -121,6 +159,11 @@ fn text(channel: &Channel, rates: &Rates<'_>) -> String {
             per_second(|reading| reading.received.messages),
             short_bytes(rates.of(lane, |reading| reading.received.bytes) as u64)
         );
+        text += &match rates.delay(lane) {
+            Some((delay, least)) if delay < least => format!("  delay     below {}\n", short_delay(least)),
+            Some((delay, _)) => format!("  delay     {} on average\n", short_delay(delay)),
+            None => "  delay     unknown: nothing was received\n".to_owned(),
+        };
         text += &format!(
             "  sender    waited {}, slept {}, rang {}; {}, {}, {} per second\n",
             counted(sent.waits, "time"),
@@ -173,6 +216,7 @@ fn object(channel: &Channel, rates: &Rates<'_>) -> Value {
     object["interval_seconds"] = rates.seconds.into();
     for (at, of) in channel.lanes.iter().enumerate() {
         object["lanes"][at]["per_second"] = lane(of);
+        object["lanes"][at]["mean_delay_seconds"] = rates.delay(of).map(|(delay, least)| delay.max(least)).into();
     }
     object
 }

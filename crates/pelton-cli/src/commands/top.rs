@@ -9,7 +9,7 @@ mod screen;
 
 use crate::{
     failure::Failure,
-    observed::{Where, is_detail, json_of, name_of, percent},
+    observed::{Where, is_detail, json_of, mean_delay, name_of, percent},
     output::{json, print},
     signals::Signals,
 };
@@ -113,6 +113,8 @@ struct Sums {
     bytes: u64,
     sleeps: u64,
     wakes: u64,
+    /// No counter: messages that wait now.
+    waiting: u64,
 }
 
 impl Sums {
@@ -123,6 +125,7 @@ impl Sums {
             bytes: received.bytes,
             sleeps: sent.sleeps.wrapping_add(received.sleeps),
             wakes: sent.wakes_sent.wrapping_add(received.wakes_sent),
+            waiting: reading.waiting_messages,
         }
     }
 }
@@ -163,6 +166,8 @@ struct Past {
     sums: VecDeque<(Instant, Vec<Sums>)>,
     rates: Rates,
     rates_of_lanes: Vec<Rates>,
+    /// The mean delay of a message, in seconds, by what waited at the updates of this second or so.
+    delay: Option<f64>,
     /// Messages per second, the last update at the end.
     history: VecDeque<u64>,
 }
@@ -184,6 +189,8 @@ impl Past {
             self.rates_of_lanes.push(rates);
         }
         self.sums.push_back((now, sums));
+        let waiting: u64 = self.sums.iter().flat_map(|(_, sums)| sums).map(|sums| sums.waiting).sum();
+        self.delay = mean_delay(waiting as f64 / self.sums.len() as f64, self.rates.messages);
         self.history.push_back(self.rates.messages.round() as u64);
         if self.history.len() > HISTORY_MAX {
             self.history.pop_front();
@@ -389,6 +396,7 @@ impl Top {
             let Rates { messages, bytes, sleeps, wakes } = shown.past.rates;
             let mut object = json_of(&shown.channel);
             object["per_second"] = json!({ "messages": messages, "bytes": bytes, "sleeps": sleeps, "wakes": wakes });
+            object["mean_delay_seconds"] = shown.past.delay.into();
             object
         };
         json!({ "channels": self.channels.iter().map(channel).collect::<Vec<_>>() })

@@ -5,6 +5,7 @@ mod call;
 mod cat;
 mod conform;
 mod cp;
+mod deploy;
 mod flush;
 mod metrics;
 mod observed;

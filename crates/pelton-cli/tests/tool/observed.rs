@@ -165,6 +165,7 @@ fn stat_measures_rates_and_reports_a_missing_channel() {
     for rate in ["sent_messages", "sent_bytes", "received_messages", "received_bytes"] {
         assert!(rates[rate].as_f64().unwrap() > 0.0, "{rate}: {found}");
     }
+    assert!(found["lanes"][0]["mean_delay_seconds"].as_f64().unwrap() > 0.0, "{found}");
     dirs.run(&["stat", "missing"]).assert(3, &["there is no channel missing"]);
     drop((sender, receiver));
 }

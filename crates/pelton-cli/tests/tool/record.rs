@@ -63,25 +63,28 @@ fn slow_recording(dirs: &ProgramDirs, messages: &[&str]) {
 
 #[test]
 fn a_replay_sends_what_was_recorded() {
-    let dirs = test_dirs();
-    let channel = channel(&dirs, "channel");
-    send(&dirs, &channel, lines(50_000));
-    let ended = dirs.run(&["record", &channel, "file", "--json", "--rotate", "300K", "--buffer", "64K"]);
-    ended.assert(0, &["\"command\":\"record\"", "\"messages\":50000"]);
-    let mut files: Vec<String> = std::fs::read_dir(dirs.path("work"))
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .filter(|name| name.starts_with("file"))
-        .collect();
-    files.sort_by_key(|name| (!name.contains('.'), name.clone()));
-    assert!(files.len() > 2, "{files:?}");
-    let files: Vec<&str> = files.iter().map(String::as_str).collect();
-    assert!(replayed(&dirs, &[&["--fast"], &files[..]].concat()) == lines(50_000));
-    let part = replayed(&dirs, &[&["--fast", "--skip", "30000", "--count", "2"], &files[..]].concat());
-    assert_eq!(part, "line 30000\nline 30001\n");
-    let twice = replayed(&dirs, &[&["--fast", "--repeat", "2", "--count", "3"], &files[..1]].concat());
-    assert_eq!(twice, lines(3).repeat(2));
-    dirs.assert_nothing_left();
+    for (rotate, compress) in [("300K", &[][..]), ("30K", &["--compress", "zstd"])] {
+        let dirs = test_dirs();
+        let channel = channel(&dirs, "channel");
+        send(&dirs, &channel, lines(50_000));
+        let options = [&["record", &channel, "file", "--json", "--rotate", rotate, "--buffer", "64K"], compress];
+        dirs.run(&options.concat()).assert(0, &["\"command\":\"record\"", "\"messages\":50000"]);
+        let mut files: Vec<String> = std::fs::read_dir(dirs.path("work"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name.starts_with("file"))
+            .collect();
+        files.sort_by_key(|name| (!name.contains('.'), name.clone()));
+        assert!(files.len() > 2, "{files:?}");
+        let files: Vec<&str> = files.iter().map(String::as_str).collect();
+        assert!(replayed(&dirs, &[&["--fast"], &files[..]].concat()) == lines(50_000));
+        let part = replayed(&dirs, &[&["--fast", "--skip", "30000", "--count", "2"], &files[..]].concat());
+        assert_eq!(part, "line 30000\nline 30001\n");
+        let twice = replayed(&dirs, &[&["--fast", "--repeat", "2", "--count", "3"], &files[..1]].concat());
+        assert_eq!(twice, lines(3).repeat(2));
+        dirs.run(&[&["cat", "--verify"], &files[..]].concat()).assert(0, &[]);
+        dirs.assert_nothing_left();
+    }
 }
 
 #[test]
@@ -133,23 +136,26 @@ fn a_replay_begins_with_its_first_message_also_behind_damage() {
 
 #[test]
 fn a_killed_recorder_loses_nothing_and_repeats_nothing() {
-    let dirs = test_dirs();
-    let channel = channel(&dirs, "channel");
-    let input = lines(400_000);
-    let mut send = dirs.start(&["send", &channel, "--capacity", "256K"]);
-    send.write_all_and_close(input.clone().into_bytes());
-    let size = || std::fs::metadata(dirs.path("work/file")).map_or(0, |file| file.len());
-    for round in 1..=8 {
-        let record = dirs.start(&["record", &channel, "file", "--buffer", "32K"]);
-        eventually("the file grows", || size() > round * 200_000);
-        record.kill();
+    for (grows, compress) in [(200_000, &[][..]), (40_000, &["--compress", "zstd"])] {
+        let dirs = test_dirs();
+        let channel = channel(&dirs, "channel");
+        let input = lines(400_000);
+        let mut send = dirs.start(&["send", &channel, "--capacity", "256K"]);
+        send.write_all_and_close(input.clone().into_bytes());
+        let size = || std::fs::metadata(dirs.path("work/file")).map_or(0, |file| file.len());
+        for round in 1..=8 {
+            let record = dirs.start(&[&["record", &channel, "file", "--buffer", "32K"], compress].concat());
+            eventually("the file grows", || size() > round * grows);
+            record.kill();
+        }
+        // The last one appends chunks that are not compressed: a file may have both.
+        let record = dirs.start(&["record", &channel, "file"]);
+        send.wait().assert(0, &[]);
+        record.finish().assert(0, &[]);
+        dirs.run(&["cat", "--verify", "file"]).assert(0, &[]);
+        assert!(replayed(&dirs, &["--fast", "file"]) == input, "lines are missing or duplicated");
+        assert!(times(&dirs, "file").is_sorted());
     }
-    let record = dirs.start(&["record", &channel, "file"]);
-    send.wait().assert(0, &[]);
-    record.finish().assert(0, &[]);
-    dirs.run(&["cat", "--verify", "file"]).assert(0, &[]);
-    assert!(replayed(&dirs, &["--fast", "file"]) == input, "lines are missing or duplicated");
-    assert!(times(&dirs, "file").is_sorted());
 }
 
 #[test]

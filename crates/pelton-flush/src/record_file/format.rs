@@ -17,9 +17,13 @@ const CHUNK_MAGIC: [u8; 4] = *b"pchk";
 pub(super) const KIND_RECORDS: u16 = 0;
 /// The last numbers of lanes whose records are in earlier files of the rotation.
 pub(super) const KIND_LAST: u16 = 1;
+/// Chunks of records, compressed together.
+pub(super) const KIND_COMPRESSED: u16 = 2;
 /// A reader may skip unknown kinds from here on.
 const KIND_OPTIONAL: u16 = 0x8000;
-/// In a chunk of [`KIND_LAST`]: a lane, its last number, and 4 bytes of zeros.
+/// How many messages and which times are before this place of the file.
+pub(super) const KIND_SEEK_POINT: u16 = 0x8000;
+/// In a chunk of [`KIND_LAST`] or [`KIND_COMPRESSED`]: a lane, its last number, and 4 bytes of zeros.
 pub(super) const LAST_ENTRY: usize = 24;
 /// The most entries: eight times as many lanes as a receiver has.
 pub(super) const LAST_ENTRIES_MAX: usize = 8 * pelton_lane::LANES_MAX as usize;
@@ -28,6 +32,9 @@ const FLAG_PEER: u16 = 1;
 const FLAG_ARRIVED: u16 = 2;
 /// The most bytes of records in a chunk: the largest lane's capacity.
 pub(super) const CHUNK_BYTES_MAX: u64 = pelton_lane::CAPACITY_MAX;
+
+/// The most bytes that a compressed chunk contains: a reader needs so much memory for it.
+pub(super) const CONTENT_BYTES_MAX: u64 = 64 << 20;
 
 /// Bytes of one read: a chunk's header, and several of them if chunks are small. A guess.
 const WINDOW: usize = 16 << 10;
@@ -132,7 +139,7 @@ impl ChunkHeader {
     }
 
     /// Decodes a chunk's header; `left` bytes remain in the file from there.
-    fn of(bytes: &[u8], left: u64, file: &FileHeader) -> std::result::Result<ChunkHeader, Broken> {
+    pub fn of(bytes: &[u8], left: u64, file: &FileHeader) -> std::result::Result<ChunkHeader, Broken> {
         if bytes.len() < HEADER as usize {
             return Err(Broken::new(format!("{} bytes", bytes.len()), format!("a chunk's header of {HEADER}")));
         }
@@ -174,7 +181,58 @@ impl ChunkHeader {
             let wanted = format!("a multiple of {LAST_ENTRY}, at most {LAST_BYTES_MAX}");
             return Err(Broken::new(format!("{} bytes of last numbers", header.bytes), wanted));
         }
+        if header.kind == KIND_COMPRESSED {
+            let (entries, content) = (u64::from(header.first_seq), header.content_bytes());
+            let is_valid = (1..=LAST_ENTRIES_MAX as u64).contains(&entries)
+                && (HEADER..=CONTENT_BYTES_MAX).contains(&content)
+                && (entries * LAST_ENTRY as u64..content + 2 * LAST_BYTES_MAX).contains(&header.bytes)
+                && header.messages > 0;
+            if !is_valid {
+                let found = format!("{content} bytes of {entries} lanes, compressed to {}", header.bytes);
+                return Err(Broken::new(found, format!("at most {CONTENT_BYTES_MAX} and {LAST_ENTRIES_MAX}")));
+            }
+        }
         Ok(header)
+    }
+
+    /// Of a compressed chunk: the latest time of its chunks.
+    pub fn last_written(&self) -> u64 {
+        if self.kind == KIND_COMPRESSED { self.lane.0[0] } else { self.written }
+    }
+
+    /// Of a compressed chunk: the bytes that it contains.
+    pub fn content_bytes(&self) -> u64 {
+        self.lane.0[1]
+    }
+
+    /// Of a compressed chunk: the bytes of its list of lanes, before the frame.
+    pub fn entries_bytes(&self) -> usize {
+        self.first_seq as usize * LAST_ENTRY
+    }
+
+    /// Whether it has records, compressed or not.
+    pub fn has_records(&self) -> bool {
+        matches!(self.kind, KIND_RECORDS | KIND_COMPRESSED)
+    }
+
+    /// Of a seek point: the number of messages before it in the file, if it is at its own place, and no copy.
+    pub fn messages_before(&self, at: u64) -> Option<u64> {
+        (self.kind == KIND_SEEK_POINT && self.bytes == 0 && self.lane.0[1] == at).then_some(self.lane.0[0])
+    }
+
+    /// The seek point for this place.
+    pub fn seek_point(at: u64, messages: u64, written: u64) -> ChunkHeader {
+        ChunkHeader {
+            kind: KIND_SEEK_POINT,
+            bytes: 0,
+            lane: LaneId([messages, at]),
+            first_seq: 0,
+            messages: 0,
+            peer: None,
+            written,
+            is_arrival: false,
+            checksum: 0,
+        }
     }
 
     /// The chunk's bytes with its header.
@@ -215,7 +273,7 @@ pub(super) struct Broken {
 }
 
 impl Broken {
-    fn new(found: impl Into<String>, wanted: impl Into<String>) -> Broken {
+    pub fn new(found: impl Into<String>, wanted: impl Into<String>) -> Broken {
         Broken { found: found.into(), wanted: wanted.into() }
     }
 }
@@ -244,6 +302,14 @@ pub(super) fn check_records(header: &ChunkHeader, records: &[u8]) -> std::result
         0 => Ok(()),
         left => Err(Broken::new(format!("{left} bytes after a chunk's last message"), "none")),
     }
+}
+
+/// A place in a file: so many messages are before it, and none of them is later than `written`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SeekPoint {
+    pub at: u64,
+    pub messages: u64,
+    pub written: u64,
 }
 
 /// Reads chunk headers of an open file, through a window of its bytes.
@@ -287,9 +353,9 @@ impl<F: AsFd> Scanner<F> {
             Ok(header) => header,
             Err(broken) => return Ok(Err(broken)),
         };
-        if header.kind > KIND_LAST && header.kind < KIND_OPTIONAL {
+        if header.kind > KIND_COMPRESSED && header.kind < KIND_OPTIONAL {
             return Err(self.refuse(format!(
-                "the chunk at byte {at} is of kind {}, this program knows up to {KIND_LAST}: use a pelton as new as its writer",
+                "the chunk at byte {at} is of kind {}, this program knows up to {KIND_COMPRESSED}: use a pelton as new as its writer",
                 header.kind
             )));
         }
@@ -332,6 +398,31 @@ impl<F: AsFd> Scanner<F> {
                             Err(_) => at += header.all_bytes(),
                         },
                     }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The first seek point in `from..end`, with the number of messages before it and the latest time of those.
+    pub fn seek_point_from(&mut self, from: u64, end: u64) -> Result<Option<SeekPoint>> {
+        let mut at = from.next_multiple_of(8);
+        while at + HEADER <= end {
+            let piece = if self.loaded(at) < HEADER { PIECE } else { self.loaded(at) };
+            let bytes = self.bytes(at, piece.min(end - at))?;
+            let checked = bytes.len() as u64 / 8 * 8;
+            let wanted = [CHUNK_MAGIC, [KIND_SEEK_POINT as u8, (KIND_SEEK_POINT >> 8) as u8, 0, 0]].concat();
+            match bytes.chunks_exact(8).position(|word| word == wanted) {
+                None if checked == 0 => return Ok(None),
+                None => at += checked,
+                Some(word) => {
+                    at += word as u64 * 8;
+                    if let Ok(header) = self.chunk(at, end, |_| false)?
+                        && let Some(messages) = header.messages_before(at)
+                    {
+                        return Ok(Some(SeekPoint { at, messages, written: header.written }));
+                    }
+                    at += 8;
                 }
             }
         }

@@ -1,7 +1,8 @@
 //! The last number of each written lane, for as many lanes as a rotation preserves.
 
 use super::format::{
-    ChunkHeader, HEADER, KIND_LAST, KIND_RECORDS, LAST_ENTRIES_MAX, LAST_ENTRY, Scanner, u32_at, u64_at,
+    ChunkHeader, HEADER, KIND_COMPRESSED, KIND_LAST, KIND_RECORDS, LAST_ENTRIES_MAX, LAST_ENTRY, Scanner, u32_at,
+    u64_at,
 };
 use pelton_channel::LaneId;
 use pelton_channel::Result;
@@ -33,7 +34,8 @@ impl Lanes {
         self.last.get(&lane).map(|last| last.seq)
     }
 
-    #[cfg(test)]
+    /// The number of lanes.
+    #[cfg(any(test, feature = "zstd"))]
     pub(super) fn len(&self) -> usize {
         self.last.len()
     }
@@ -59,6 +61,12 @@ impl Lanes {
                     if !self.last.contains_key(&lane) {
                         self.note(lane, u32_at(entry, 16));
                     }
+                }
+            }
+            KIND_COMPRESSED => {
+                let entries = scanner.bytes(at + HEADER, header.entries_bytes() as u64)?.to_vec();
+                for entry in entries.chunks_exact(LAST_ENTRY) {
+                    self.note(LaneId([u64_at(entry, 0), u64_at(entry, 8)]), u32_at(entry, 16));
                 }
             }
             _ => {}

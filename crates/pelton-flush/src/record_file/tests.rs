@@ -1,5 +1,7 @@
 //! Replays `spec/vectors/record-file.json`.
 
+#[cfg(feature = "zstd")]
+use super::format::LAST_ENTRIES_MAX;
 use super::*;
 use pelton_os::Peer;
 use serde_json::{Value, json};
@@ -218,4 +220,208 @@ fn a_large_chunk_whose_zeros_became_a_hole_is_read() {
     let record = chunk.records().next().unwrap();
     assert_eq!((record.seq(), record.payload().len() as u64), (1, bytes - 8));
     assert_eq!(record.payload().iter().filter(|byte| **byte == b'x').count(), data.len() - 8);
+}
+
+/// A record of `seq` with a payload of `size` bytes that zstd compresses little.
+fn record(seq: u32, size: usize, to: &mut Vec<u8>) {
+    to.extend((u64::from(seq) << 32 | size as u64).to_le_bytes());
+    let mut word = u64::from(seq);
+    for _ in 0..size.div_ceil(8) {
+        word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        to.extend((word >> 32).to_le_bytes());
+    }
+}
+
+const LANES: [LaneId; 2] = [LaneId([1, 1]), LaneId([2, 2])];
+
+/// Writes `chunks` chunks of 1 to 3 messages by turns of two lanes, 16 in a write, a millisecond apart. Returns what a
+/// reader is to find of each: lane, first number, messages, nanoseconds.
+fn write_file(path: &Path, options: &RecordFileOptions, chunks: u64) -> Vec<(LaneId, u32, u32, u64)> {
+    let mut written = Vec::new();
+    let (mut seqs, mut records) = ([1u32; 2], Vec::new());
+    for number in 0..chunks {
+        let (lane, messages) = (number as usize % 2, 1 + number as u32 % 3);
+        let mut bytes = Vec::new();
+        (0..messages).for_each(|more| record(seqs[lane] + more, 400, &mut bytes));
+        written.push((LANES[lane], seqs[lane], messages, 1_000_000_000 + number * 1_000_000));
+        seqs[lane] += messages;
+        records.push(bytes);
+    }
+    let mut file = options.open(path).unwrap();
+    let chunks: Vec<Chunk<'_>> = (written.iter().zip(&records))
+        .map(|((lane, seq, messages, ns), records)| {
+            Chunk::new(*lane, None, *seq, *messages, records).with_arrival(Some(*ns))
+        })
+        .collect();
+    for (number, some) in chunks.chunks(16).enumerate() {
+        // A writer that opens the file again continues, with its seek points.
+        if number % 100 == 99 {
+            drop(file);
+            file = options.open(path).unwrap();
+        }
+        file.write(some).unwrap();
+    }
+    for lane in [0, 1] {
+        assert_eq!(file.last_seq(LANES[lane]), Some(seqs[lane] - 1));
+    }
+    written
+}
+
+fn found(chunk: &FileChunk<'_>) -> (LaneId, u32, u32, u64) {
+    let ns = chunk.written_at().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    for record in chunk.records() {
+        let mut wanted = Vec::new();
+        self::record(record.seq(), 400, &mut wanted);
+        assert!(record.payload() == &wanted[8..], "the payload of {}", record.seq());
+    }
+    (chunk.lane(), chunk.first_seq(), chunk.message_count(), ns)
+}
+
+/// The options to test: a plain file, and one that is compressed.
+fn options() -> Vec<RecordFileOptions> {
+    let mut options = vec![RecordFileOptions::new()];
+    #[cfg(feature = "zstd")]
+    options.push(RecordFileOptions::new().compress_zstd());
+    options
+}
+
+#[test]
+fn a_search_finds_a_time_and_a_number_and_reads_a_small_part_of_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    for (number, options) in options().iter().enumerate() {
+        let path = directory.path().join(number.to_string());
+        let written = write_file(&path, options, 50_000);
+        let size = std::fs::metadata(&path).unwrap().len();
+        let before = bytes_read();
+        let mut searches = 0;
+        for at in [0, 17, 1501, 33_333, 49_999, 50_000] {
+            let time = written.get(at).map_or(u64::MAX / 2, |chunk| chunk.3);
+            for early in [0, 999_999] {
+                let mut reader = RecordReader::open(&path).unwrap();
+                reader.skip_before(SystemTime::UNIX_EPOCH + Duration::from_nanos(time - early)).unwrap();
+                assert_eq!(reader.next_chunk().unwrap().map(|chunk| found(&chunk)), written.get(at).copied());
+                searches += 1;
+            }
+            // From there on by number, within a chunk too.
+            for skip in [0, 3, 40_000] {
+                let mut reader = RecordReader::open(&path).unwrap();
+                reader.skip_before(SystemTime::UNIX_EPOCH + Duration::from_nanos(time)).unwrap();
+                let left = reader.skip_messages(skip).unwrap();
+                let (mut wanted_at, mut wanted_left) = (at, skip);
+                while let Some(chunk) = written.get(wanted_at)
+                    && u64::from(chunk.2) <= wanted_left
+                {
+                    wanted_left -= u64::from(chunk.2);
+                    wanted_at += 1;
+                }
+                let chunk = reader.next_chunk().unwrap().map(|chunk| found(&chunk));
+                assert_eq!((left, chunk), (wanted_left, written.get(wanted_at).copied()), "{at} and {skip} more");
+                searches += 2;
+            }
+        }
+        let read = (bytes_read() - before) / searches;
+        assert!(size > 8 << 20 && read < size / 3, "{read} bytes for a search in {size}");
+    }
+}
+
+#[cfg(feature = "zstd")]
+#[test]
+fn a_compressed_file_is_smaller_and_has_the_same_chunks() {
+    let directory = tempfile::tempdir().unwrap();
+    let (plain, packed) = (directory.path().join("plain"), directory.path().join("packed"));
+    let rotated = RecordFileOptions::new().compress_zstd().rotate_bytes(300 << 10);
+    let written = write_file(&plain, &RecordFileOptions::new(), 5_000);
+    assert_eq!(write_file(&packed, &rotated, 5_000), written);
+    let mut files: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.file_name().unwrap().to_str().unwrap().starts_with("packed."));
+    files.sort();
+    files.push(packed);
+    assert!(files.len() > 2);
+    let bytes: u64 = files.iter().map(|path| std::fs::metadata(path).unwrap().len()).sum();
+    assert!(bytes < std::fs::metadata(&plain).unwrap().len() * 2 / 3, "{bytes} bytes");
+    let mut all = Vec::new();
+    for path in &files {
+        let mut reader = RecordReader::open(path).unwrap();
+        while let Some(chunk) = reader.next_chunk().unwrap() {
+            all.push(found(&chunk));
+        }
+    }
+    assert_eq!(all, written);
+}
+
+/// Whatever a byte of it becomes, a reader finds the other frames' chunks unchanged, or says what is wrong.
+#[cfg(feature = "zstd")]
+#[test]
+fn damage_in_a_frame_hides_that_frame_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("log");
+    let written = write_file(&path, &RecordFileOptions::new().compress_zstd(), 48);
+    let whole = std::fs::read(&path).unwrap();
+    let (mut state, mut damaged) = (7u64, 0);
+    for round in 0..400 {
+        let mut bytes = whole.clone();
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let at = HEADER as usize + (state >> 33) as usize % (bytes.len() - HEADER as usize);
+        bytes[at] ^= 1 << (round % 8);
+        std::fs::write(&path, &bytes).unwrap();
+        let mut reader = RecordReader::open(&path).unwrap();
+        let mut all = Vec::new();
+        loop {
+            match reader.next_chunk() {
+                Ok(Some(chunk)) => all.push(found(&chunk)),
+                Ok(None) => break,
+                Err(Error::Damaged { next, .. }) => {
+                    damaged += 1;
+                    if next.is_none() {
+                        break;
+                    }
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        // A frame has the 16 chunks of a write.
+        assert!(all.len() >= 32 && all.iter().all(|chunk| written.contains(chunk)), "byte {at}: {} chunks", all.len());
+    }
+    assert_eq!(damaged, 400);
+    // Wrong fields under right checksums: what another program wrote.
+    let file = FileHeader::of(&whole).unwrap();
+    let header = ChunkHeader::of(&whole[HEADER as usize..], whole.len() as u64 - HEADER, &file).unwrap();
+    let body = &whole[2 * HEADER as usize..][..header.bytes as usize];
+    let mut content = Vec::new();
+    compressed::decompress(&header, body, &mut content).unwrap();
+    assert_eq!(content.len() as u64, header.content_bytes());
+    for content_bytes in [HEADER, header.content_bytes() - 8, header.content_bytes() + 8, CONTENT_BYTES_MAX] {
+        let wrong = ChunkHeader { lane: LaneId([header.lane.0[0], content_bytes]), ..header };
+        assert!(compressed::decompress(&wrong, body, &mut content).is_err(), "{content_bytes}");
+    }
+    for (wrong, body) in [(header, vec![0; body.len()]), (header, body[..64].to_vec())] {
+        assert!(compressed::decompress(&wrong, &body, &mut content).is_err());
+    }
+    for lane in [LaneId([0, CONTENT_BYTES_MAX + 1]), LaneId([0, 0]), LaneId([0, u64::MAX])] {
+        let wrong = ChunkHeader { lane, ..header }.bytes(&file);
+        assert!(ChunkHeader::of(&wrong, u64::MAX, &file).is_err(), "{lane:?}");
+    }
+    for first_seq in [0, LAST_ENTRIES_MAX as u32 + 1, u32::MAX] {
+        let wrong = ChunkHeader { first_seq, ..header }.bytes(&file);
+        assert!(ChunkHeader::of(&wrong, u64::MAX, &file).is_err(), "{first_seq}");
+    }
+}
+
+/// A sender may fill its messages with a seek point of the file, if it can read the file.
+#[test]
+fn a_copied_seek_point_is_none() {
+    let file = FileHeader { created: 0, number: 1, id: 7 };
+    let copied = ChunkHeader::seek_point(4096, 1_000_000, u64::MAX).bytes(&file);
+    let bytes = [&file.bytes()[..], &copied.repeat(100)].concat();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("log");
+    std::fs::write(&path, &bytes).unwrap();
+    let mut scanner = Scanner::of(std::fs::File::open(&path).unwrap(), &path).unwrap();
+    let end = bytes.len() as u64;
+    assert_eq!(
+        scanner.seek_point_from(HEADER, end).unwrap().map(|point| point.at),
+        Some(4096),
+        "the one at its own place"
+    );
+    assert!(scanner.seek_point_from(4097, end).unwrap().is_none());
 }

@@ -15,6 +15,7 @@ mod foreign;
 mod gather;
 mod handshake;
 mod hostile;
+mod log;
 mod memory;
 mod messages;
 mod observe;

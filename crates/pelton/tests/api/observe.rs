@@ -47,20 +47,7 @@ fn child() {
         // Pages, as good as any, whose names say that they belong to a lane of another process.
         "take over" => {
             let (sender, receiver) = Options::new().capacity(CAPACITY).threads().unwrap();
-            let pages = memory_of([std::process::id(); 2]);
-            let numbers = name.split(' ').map(|number| number.parse().unwrap()).collect::<Vec<u64>>();
-            let [data, of_receiver] = numbers[..] else { panic!("{name}") };
-            let copies: Vec<File> = (pages.into_values())
-                .filter_map(|(bytes, _)| {
-                    let name = match bytes.get(..8)? {
-                        b"pelton-P" => format!("pelton-producer {data} taken"),
-                        b"pelton-C" => format!("pelton-consumer {data} {of_receiver} taken"),
-                        _ => return None,
-                    };
-                    Some(sealed_memfd(&name, bytes.len() as u64, &bytes))
-                })
-                .collect();
-            assert_eq!(copies.len(), 2);
+            let _copies = copied_pages(name, "taken");
             drop((sender, receiver));
             report("taken");
             read_line_from_parent();
@@ -92,6 +79,10 @@ fn child() {
             let of_receiver = format!("process {} ", channel.receiver.pid);
             let reason = found.unreadable.iter().find(|unreadable| unreadable.what.starts_with(&of_receiver)).unwrap();
             assert!(reason.reason.contains("it is of uid 0, this tool of uid 65534"), "{reason:?}");
+            // Pages that say that they are another lane of the same receiver, whose page this process has.
+            let numbers = numbers_of_consumer(std::process::id());
+            let (_, of_receiver) = numbers.split_once(' ').unwrap();
+            let _copies = copied_pages(&format!("7 {of_receiver}"), "added");
             report("observed");
             read_line_from_parent();
         }
@@ -112,6 +103,24 @@ fn pretend() {
     ];
     report("pretends");
     read_line_from_parent();
+}
+
+/// Copies of this process's pages, whose names say that they belong to the data and the receiver of these numbers.
+fn copied_pages(numbers: &str, name: &str) -> Vec<File> {
+    let (data, _) = numbers.split_once(' ').unwrap();
+    let pages = memory_of([std::process::id(); 2]).into_values();
+    let copies: Vec<File> = (pages)
+        .filter_map(|(bytes, _)| {
+            let name = match bytes.get(..8)? {
+                b"pelton-P" => format!("pelton-producer {data} {name}"),
+                b"pelton-C" => format!("pelton-consumer {numbers} {name}"),
+                _ => return None,
+            };
+            Some(sealed_memfd(&name, bytes.len() as u64, &bytes))
+        })
+        .collect();
+    assert_eq!(copies.len(), 2);
+    copies
 }
 
 fn unsealed_memfd(name: &str, bytes: u64, content: &[u8]) -> File {
@@ -405,6 +414,8 @@ fn root_observes_other_users_and_they_get_the_reason_why_they_cannot() {
     let found = observe();
     let channel = one(&found, &dir.name());
     assert_eq!((channel.receiver.activity, channel.lanes[0].sender.pid), (Activity::Alive, stranger.pid()));
+    assert_eq!(channel.lanes.len(), 1, "a sender adds no lanes");
+    assert_eq!(one(&found, "added").lanes.len(), 1);
     assert_eq!(channel.waiting_messages(), 1);
     drop(receiver);
 }

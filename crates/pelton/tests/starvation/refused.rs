@@ -189,6 +189,7 @@ pub fn refuse(refused: &Refused, errno: i32) {
 pub fn refused_calls(role: &Role) {
     let refused = REFUSED.iter().find(|refused| refused.name == role.get("call")).unwrap();
     refuse(refused, role.number("errno").unwrap() as i32);
+    let log = pelton_testkit::log::Kept::start();
     for (part, done) in all_of_it(Path::new(role.get("at"))) {
         let works = refused.works.contains(&part);
         report(format!("{part}: {}", done.as_ref().err().map_or("well".to_owned(), |error| error.to_string())));
@@ -197,6 +198,8 @@ pub fn refused_calls(role: &Role) {
             Err(error) => assert!(!works, "{part} does not work without {}: {error:?}", refused.name),
         }
     }
+    let fallbacks = log.lines().iter().filter(|line| line.starts_with("WARN membarrier is refused")).count();
+    assert_eq!(fallbacks, usize::from(refused.name == "membarrier"), "{:?}", log.lines());
     report("end");
 }
 

@@ -65,8 +65,8 @@ void ngx_pelton_release_slot(double ticket);
 int ngx_pelton_bind(double ticket, ngx_http_request_t *request);
 ngx_pelton_service_t *ngx_pelton_service(const char *address, const ngx_pelton_options_t *options);
 ngx_pelton_service_t *ngx_pelton_configured(const char *name, double *timeout);
-int ngx_pelton_submit(ngx_pelton_service_t *service, double ticket, const char *data, size_t size, uint32_t flags,
-                      ngx_pelton_reply_t *out);
+int ngx_pelton_submit(ngx_pelton_service_t *service, double ticket, const char *data, size_t size,
+                      const char *traceparent, uint32_t flags, ngx_pelton_reply_t *out);
 void ngx_pelton_release(ngx_pelton_service_t *service);
 int ngx_pelton_take(double ticket, int is_last, ngx_pelton_reply_t *out);
 int ngx_pelton_view(double ticket, ngx_pelton_reply_t *out);
@@ -118,6 +118,7 @@ return {
     REDELIVERED = 1,
     NO_POLL = -1,
     IDEMPOTENT = 1,
+    TRACEPARENT_SIZE = 56,
     EACH_WRITE = 18446744073709551615ULL,
     CURRENT = 18446744073709551615ULL,
     AT_END = 18446744073709551614ULL,

@@ -49,11 +49,14 @@ class Stream:
     Closing it, also by `async with`, cancels the call if it has not ended, as dropping it does.
     """
 
-    def __init__(self, client: Client, request: Buffer, timeout: float | None, idempotent: bool) -> None:
+    def __init__(
+        self, client: Client, request: Buffer, timeout: float | None, idempotent: bool, traceparent: str | None
+    ) -> None:
         self._client = client
         self._request: Buffer | None = request
         self._timeout = timeout
         self._idempotent = idempotent
+        self._traceparent = traceparent
         self._call: int | None = None
         self._parts = _Parts()
         self._is_beginning = False
@@ -71,7 +74,9 @@ class Stream:
             self._is_beginning = True
             try:
                 # A cancel while it waits for space has sent nothing: the next call begins anew.
-                self._call = await self._client._begin(self._request, self._timeout, self._idempotent, parts)
+                self._call = await self._client._begin(
+                    self._request, self._timeout, self._idempotent, self._traceparent, parts
+                )
             finally:
                 self._is_beginning = False
             self._request = None
@@ -147,16 +152,23 @@ class Client(Driver):
         """As `pelton.Client.connect`, with the same options."""
         return cls(await opened(pelton.LoopClient.start_connect(name, **options)))
 
-    async def call(self, request: Buffer, timeout: float | None = None, *, idempotent: bool = False) -> bytes:
+    async def call(
+        self,
+        request: Buffer,
+        timeout: float | None = None,
+        *,
+        idempotent: bool = False,
+        traceparent: str | None = None,
+    ) -> bytes:
         """Calls the service, and returns its whole reply. After `timeout` seconds it cancels: `TimedOut`.
 
         Otherwise as `pelton.Client.call`. A cancelled task cancels the call.
         """
         loop = self._enter()
         end = None if timeout is None else loop.time() + timeout
-        call = self._client.try_submit(request, timeout, idempotent=idempotent)
+        call = self._client.try_submit(request, timeout, idempotent=idempotent, traceparent=traceparent)
         if call is None:
-            call = await self._submit(request, end, idempotent)
+            call = await self._submit(request, end, idempotent, traceparent)
         future: asyncio.Future[bytes] = loop.create_future()
         self._calls[call] = future
         self._start()
@@ -170,12 +182,19 @@ class Client(Driver):
             if timer is not None:
                 timer.cancel()
 
-    def stream(self, request: Buffer, timeout: float | None = None, *, idempotent: bool = False) -> Stream:
+    def stream(
+        self,
+        request: Buffer,
+        timeout: float | None = None,
+        *,
+        idempotent: bool = False,
+        traceparent: str | None = None,
+    ) -> Stream:
         """Calls the service, and returns the parts of its reply: `async for part in client.stream(b"all of it")`.
 
         Submits when the first part is awaited. `timeout` is of the whole call. Otherwise as `call`.
         """
-        return Stream(self, request, timeout, idempotent)
+        return Stream(self, request, timeout, idempotent, traceparent)
 
     async def notify(self, message: Buffer) -> None:
         """Sends a message that gets no reply. Waits for space. Nothing reports whether a service has taken it."""
@@ -216,12 +235,12 @@ class Client(Driver):
     ) -> None:
         self.close()
 
-    async def _submit(self, request: Buffer, end: float | None, idempotent: bool) -> int:
+    async def _submit(self, request: Buffer, end: float | None, idempotent: bool, traceparent: str | None) -> int:
         """Submits once there is space. `end` is in the loop's time."""
         while True:
             await self._space(end)
             left = None if end is None else end - asyncio.get_running_loop().time()
-            call = self._client.try_submit(request, left, idempotent=idempotent)
+            call = self._client.try_submit(request, left, idempotent=idempotent, traceparent=traceparent)
             if call is not None:
                 return call
 
@@ -243,13 +262,15 @@ class Client(Driver):
             if timer is not None:
                 timer.cancel()
 
-    async def _begin(self, request: Buffer, timeout: float | None, idempotent: bool, parts: _Parts) -> int:
+    async def _begin(
+        self, request: Buffer, timeout: float | None, idempotent: bool, traceparent: str | None, parts: _Parts
+    ) -> int:
         """Submits a request, whose completions go to `parts`."""
         loop = self._enter()
         end = None if timeout is None else loop.time() + timeout
-        call = self._client.try_submit(request, timeout, idempotent=idempotent)
+        call = self._client.try_submit(request, timeout, idempotent=idempotent, traceparent=traceparent)
         if call is None:
-            call = await self._submit(request, end, idempotent)
+            call = await self._submit(request, end, idempotent, traceparent)
         self._calls[call] = parts
         if end is not None:
             parts.timer = loop.call_at(end, self._time_out_parts, call, parts)

@@ -3,7 +3,8 @@
 
 use super::{Rates, Shown, Top, View};
 use crate::observed::{
-    counted, name_cell, name_of, one_line, percent, percent_of, rate, short, short_age, short_bytes, short_time, side,
+    counted, name_cell, name_of, one_line, percent, percent_of, rate, short, short_age, short_bytes, short_delay,
+    short_time, side,
 };
 use pelton::observe::{Activity, State};
 use ratatui::{
@@ -55,11 +56,13 @@ fn fitting(width: u16, first: Option<usize>) -> ([bool; COLUMNS.len()], u16) {
     (shown, width.saturating_sub(used(&shown)))
 }
 
-const HELP: [&str; 16] = [
+const HELP: [&str; 18] = [
     "MSG/S, B/S   messages and bytes that the receiver releases per second",
     "WAITS        messages that are sent and not released",
     "FULL         the fullest lane, as a bar and in percent",
     "SLP/S WAK/S  sleeps of both sides, and rings that wake the other, per second",
+    "waits about  mean time from sending to release, by Little's law: what waited at the",
+    "             updates of the last second, divided by what is received per second",
     "",
     "Up Down PgUp PgDn Home End j k   move the cursor",
     "Enter        open the channel: its lanes and its history; Esc closes it",
@@ -182,10 +185,11 @@ fn draw_channel(top: &Top, Shown { channel, past }: &Shown, frame: &mut Frame<'_
         ]),
         Line::raw(format!("receiver {}{stopped}", side(&channel.receiver))),
         Line::raw(format!(
-            "waiting  {} messages, {} of {}",
+            "waiting  {} messages, {} of {}; a message waits about {}",
             short(channel.waiting_messages()),
             short_bytes(channel.waiting_bytes()),
-            short_bytes(channel.capacity())
+            short_bytes(channel.capacity()),
+            past.delay.map_or("? (none is received)".to_owned(), short_delay)
         )),
         Line::raw(format!("so far   {} messages, {} bytes", short(channel.messages()), short_bytes(channel.bytes()))),
         Line::raw(format!(

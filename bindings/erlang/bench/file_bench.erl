@@ -1,38 +1,85 @@
-%% The Erlang part of `pelton-bench file': file_bench:main([Part, Directory, Mailbox, Turn, Mib]) prints a line `SYSTEM
-%% FIGURE...' for each system. The systems take turns within a run, and Turn chooses the first. Each has a process of
-%% its own, with so many messages in its mailbox.
+%% Files by `pelton_file` and by `file`: `./run bench file PART... [--mailbox N,...] [--mib N] [--runs N] [--dir DIR]`.
+%%
+%%   erlang          10 MiB written in blocks of 4 KiB and read back by pread, with --mailbox messages waiting; of
+%%                   several numbers with each
+%%   erlang-cached   4 KiB from the page cache
+%%   erlang-direct   4 KiB past the page cache, 64 in flight of one process (pelton-erlang), or one in each of 64
+%%   erlang-cold     --mib MiB read past the page cache, in blocks of 64 KiB: how often a scheduler was blocked for
+%%                   1 ms and longer, by system_monitor's long_schedule
+%%
+%% Figures are medians over the runs, with the range; ratios are of pelton to each other system, run by run. The systems
+%% take turns, and each run begins with the next one. Each has a process of its own, with so many messages in its
+%% mailbox.
 -module(file_bench).
--export([main/1]).
+-export([main/0]).
 
 -define(BLOCK, 4096).
 -define(BLOCKS, 2560).
 
-main([Part, Directory, Mailbox, Turn, Mib]) ->
-    Run = case Part of
-              "erlang" -> fun mailbox/3;
-              "erlang-cached" -> fun cached/3;
-              "erlang-direct" -> fun direct/3;
-              "erlang-cold" -> fun cold/3;
-              "erlang-messages" -> fun messages/3;
-              "erlang-call" -> fun call/3
-          end,
-    Systems = case Part of
-                  "erlang" -> ["pelton-erlang", "pelton-erlang-on-heap", "erlang-raw", "erlang-raw-off-heap", "erlang-file"];
-                  "erlang-" ++ What when What =:= "messages"; What =:= "call" -> ["pelton-erlang", "gen-tcp"];
-                  _ -> ["pelton-erlang", "erlang-raw"]
-              end,
-    %% The parts that are loaded, or created, only once.
-    Warm = filename:join(Directory, "warm"),
-    [begin ok = Module:write_file(Warm, "x"), {ok, _} = Module:read_file(Warm) end || Module <- [pelton_file, file]],
-    {Later, First} = lists:split(list_to_integer(Turn) rem length(Systems), Systems),
-    lists:foreach(fun(System) ->
-        Path = filename:join(Directory, System),
-        prepare(Part, Path, list_to_integer(Mib)),
-        Figures = apart(fun() -> Run(System, Path, list_to_integer(Mailbox)) end),
-        io:format("~s~s~n", [System, [io_lib:format(" ~.6f", [float(Figure)]) || Figure <- Figures]]),
-        _ = file:delete(Path)
-    end, First ++ Later),
-    halt(0).
+main() ->
+    Defaults = #{mailbox => [0], mib => 1024, runs => 9, dir => "/tmp"},
+    {Parts, Options} = options(init:get_plain_arguments(), [], Defaults),
+    Directory = filename:join(maps:get(dir, Options), "pelton-bench-file-" ++ os:getpid()),
+    ok = file:make_dir(Directory),
+    try
+        %% What is loaded, or created, only once.
+        Warm = filename:join(Directory, "warm"),
+        [begin ok = Module:write_file(Warm, "x"), {ok, _} = Module:read_file(Warm) end || Module <- [pelton_file, file]],
+        [measure(part(Part), Part, Mailbox, Directory, Options) ||
+            Part <- Parts, Mailbox <- case Part of "erlang" -> maps:get(mailbox, Options); _ -> [0] end]
+    after
+        file:del_dir_r(Directory)
+    end.
+
+options(["--mailbox", Numbers | Rest], Parts, Options) ->
+    options(Rest, Parts, Options#{mailbox => [list_to_integer(N) || N <- string:lexemes(Numbers, ",")]});
+options(["--mib", N | Rest], Parts, Options) -> options(Rest, Parts, Options#{mib => list_to_integer(N)});
+options(["--runs", N | Rest], Parts, Options) -> options(Rest, Parts, Options#{runs => list_to_integer(N)});
+options(["--dir", Directory | Rest], Parts, Options) -> options(Rest, Parts, Options#{dir => Directory});
+options(["erlang" ++ _ = Part | Rest], Parts, Options) -> options(Rest, Parts ++ [Part], Options);
+options([], Parts, Options) -> {Parts, Options};
+options([Word | _], _, _) ->
+    io:format(standard_error, "found `~s`, wanted erlang, erlang-cached, erlang-direct, erlang-cold, --mailbox, --mib, "
+              "--runs or --dir~n", [Word]),
+    halt(2).
+
+%% Its function, its systems, and the units of its figures.
+part("erlang") ->
+    {fun mailbox/3, ["pelton-erlang", "pelton-erlang-on-heap", "erlang-raw", "erlang-raw-off-heap", "erlang-file"],
+     ["seconds", "us of an operation, median", "us of an operation, 99th percentile", "us of the longest operation"]};
+part("erlang-cached") -> {fun cached/3, ["pelton-erlang", "erlang-raw"], ["ns a read"]};
+part("erlang-direct") -> {fun direct/3, ["pelton-erlang", "erlang-raw"], ["reads a second"]};
+part("erlang-cold") ->
+    {fun cold/3, ["pelton-erlang", "erlang-raw"],
+     ["events of 1 ms or longer", "ms of the longest event", "seconds"]}.
+
+measure({Function, Systems, Units}, Part, Mailbox, Directory, #{runs := Runs, mib := Mib}) ->
+    Figures = [run(Function, Systems, Part, Mailbox, Directory, Mib, Turn) || Turn <- lists:seq(0, Runs - 1)],
+    [begin
+         Of = fun(System) -> [float(lists:nth(At, maps:get(System, Run))) || Run <- Figures] end,
+         io:format("~s: ~s (median of ~b), ~b messages in the mailbox~n", [Part, Unit, Runs, Mailbox]),
+         [io:format("    ~-24s ~14.4f  (~.4f to ~.4f)~n", [System | summary(Of(System))]) || System <- Systems],
+         %% There may be no events.
+         [io:format("    ratio of ~s to ~s: ~.3f  (~.3f to ~.3f)~n",
+                    [Ours, Other | summary([A / B || {A, B} <- lists:zip(Of(Ours), Of(Other))])]) ||
+             Part =/= "erlang-cold", "pelton" ++ _ = Ours <- Systems, "erlang" ++ _ = Other <- Systems]
+     end || {At, Unit} <- lists:zip(lists:seq(1, length(Units)), Units)].
+
+summary(Values) ->
+    Sorted = lists:sort(Values),
+    Half = length(Sorted) div 2,
+    Median = (lists:nth(length(Sorted) - Half, Sorted) + lists:nth(Half + 1, Sorted)) / 2,
+    [Median, hd(Sorted), lists:last(Sorted)].
+
+run(Function, Systems, Part, Mailbox, Directory, Mib, Turn) ->
+    {Later, First} = lists:split(Turn rem length(Systems), Systems),
+    maps:from_list([begin
+         Path = filename:join(Directory, System),
+         prepare(Part, Path, Mib),
+         Figures = apart(fun() -> Function(System, Path, Mailbox) end),
+         _ = file:delete(Path),
+         {System, Figures}
+     end || System <- First ++ Later]).
 
 %% In a process of its own.
 apart(Fun) ->
@@ -168,45 +215,3 @@ rate(Fun) ->
 
 %% Each block of 128 MiB at most once.
 scattered(I) -> I * 7919 rem 32768.
-
-%% Nanoseconds for 256 bytes there and back, 64 in flight.
-messages("pelton-erlang", Path, _) ->
-    Directory = filename:dirname(Path),
-    {ok, Back} = pelton:open(receiver, ["unix:", Directory, "/back"]),
-    {ok, There} = pelton:open(sender, ["unix:", Directory, "/there"], [{timeout, 20000}]),
-    each(20000, fun() -> ok = pelton:send(There, bytes()) end, fun() -> {ok, <<_:256/binary>>} = pelton:recv(Back) end);
-messages("gen-tcp", Path, _) ->
-    Socket = connect(Path),
-    each(20000, fun() -> ok = gen_tcp:send(Socket, bytes()) end, fun() -> {ok, <<_:256/binary>>} = gen_tcp:recv(Socket, 0) end).
-
-each(Count, Send, Receive) ->
-    Window = 64,
-    [begin Send(), Receive() end || _ <- lists:seq(1, 500)],
-    Begun = erlang:monotonic_time(),
-    [Send() || _ <- lists:seq(1, Window)],
-    [begin Receive(), Send() end || _ <- lists:seq(1, Count - Window)],
-    [Receive() || _ <- lists:seq(1, Window)],
-    [erlang:convert_time_unit(erlang:monotonic_time() - Begun, native, nanosecond) / Count].
-
-%% Nanoseconds for a call of 256 bytes and its answer, one at a time.
-call("pelton-erlang", Path, _) ->
-    {ok, Client} = pelton:open(client, ["unix:", filename:dirname(Path), "/service"], [{timeout, 20000}]),
-    Figure = serial(10000, fun() -> {ok, <<_:256/binary>>} = pelton:call(Client, bytes()) end),
-    %% It ends the service.
-    {ok, <<>>} = pelton:call(Client, <<>>),
-    Figure;
-call("gen-tcp", Path, _) ->
-    Socket = connect(Path),
-    serial(10000, fun() -> ok = gen_tcp:send(Socket, bytes()), {ok, <<_:256/binary>>} = gen_tcp:recv(Socket, 0) end).
-
-serial(Count, Call) ->
-    [Call() || _ <- lists:seq(1, 500)],
-    Begun = erlang:monotonic_time(),
-    [Call() || _ <- lists:seq(1, Count)],
-    [erlang:convert_time_unit(erlang:monotonic_time() - Begun, native, nanosecond) / Count].
-
-connect(Path) ->
-    {ok, Socket} = gen_tcp:connect({local, filename:join(filename:dirname(Path), "socket")}, 0, [binary, {packet, 4}, {active, false}]),
-    Socket.
-
-bytes() -> <<0:2048>>.

@@ -1,8 +1,9 @@
-/* The sides in C have this in common: the structs of src/systems/c.rs, and the messages with their numbers and checks.
+/* The sides in C have this in common: the structs of bench/src/systems/c.rs, and the messages with their numbers and
+ * checks.
  *
- * The benchmark compiles each side with `cc -O3 -fPIC -shared` and loads it. A side does the same as Rust's sides in
- * src/workloads/stream.rs and roundtrip.rs, message by message. The benchmark itself measures clock, CPU time, system
- * calls and percentiles. It also checks all bytes of a few messages, which is not part of the measurement. */
+ * The benchmark compiles each side with `cc -O3 -fPIC -shared` and loads it. A side does the same as Rust's sides of
+ * `stream` and `roundtrip` (bench/src/workloads), message by message. The benchmark itself measures clock, CPU time,
+ * system calls and percentiles. It also checks all bytes of a few messages, which is not part of the measurement. */
 #ifndef SIDE_H
 #define SIDE_H
 
@@ -16,12 +17,12 @@
 #include <string.h>
 #include <time.h>
 
-enum role { RECEIVER, SENDER, ASKER, ANSWERER };
+enum role { RECEIVER, SENDER, ASKER, ANSWERER, CLIENT, SERVICE };
 enum how { SPIN, BLOCK, EPOLL, UV, UV_BULK };
 
 /* One side. systems/c.rs has the same struct: it fills in the first part. */
 struct side {
-    const char *forward_name; /* the channels' names, there and back */
+    const char *forward_name; /* the channels' names, there and back; the first is also the service's */
     const char *backward_name;
     uint64_t capacity;
     int64_t connect_ns;
@@ -39,7 +40,9 @@ struct side {
 
     struct pelton_sender *sender;
     struct pelton_receiver *receiver;
-    int sender_epoll, receiver_epoll;
+    struct pelton_client *client;
+    struct pelton_service *service;
+    int sender_epoll, receiver_epoll; /* a client has the second */
     uint32_t seed;
     char error[512];
 };
@@ -54,7 +57,7 @@ struct pass {
     uint64_t bytes; /* sent by a sender or asker, received by the others */
 };
 
-/* ---- Messages: their sizes and numbers, as src/parameters.rs and src/payload.rs have them ----------------------- */
+/* ---- Messages: their sizes and numbers, as bench/src/parameters.rs and payload.rs have them ------------------- */
 
 static size_t next_size(struct side *side) {
     if (side->size_min == side->size_max) return side->size_max;

@@ -1,14 +1,13 @@
 ;;;; One side of a workload in SBCL: `sbcl --script side.lisp JOB...`, started and ordered like any other side.
 ;;;;
-;;;;   append SYSTEM THREADS SIZE WORK-NS CHECKED PASS...       SYSTEM: pelton-sbcl, pelton-sbcl-reserved, sbcl-mutex,
-;;;;                                                            sbcl-compare-and-swap
+;;;;   append SYSTEM THREADS SIZE CHECKED PASS...       SYSTEM: pelton-sbcl, sbcl-mutex, sbcl-compare-and-swap
 ;;;;   sender NAME WAIT CAPACITY SIZE PASS...
 ;;;;   receiver NAME WAIT CAPACITY SIZE PASS...
 ;;;;
-;;;; A PASS is a count of messages of each thread, or alone:COUNT: the work for so many, without messages.
+;;;; A PASS is a count of messages, of each thread.
 
 (require :asdf)
-(asdf:load-asd (truename (merge-pathnames "../../bindings/lisp/pelton.asd" *load-truename*)))
+(asdf:load-asd (truename (merge-pathnames "../pelton.asd" *load-truename*)))
 (let ((*standard-output* (make-broadcast-stream)) (*error-output* (make-broadcast-stream)))
   (asdf:load-system "pelton"))
 
@@ -58,24 +57,6 @@
          (say "{\"start_ns\":~d,\"end_ns\":~d,\"usage\":{\"cpu_seconds\":~,6f,\"voluntary_switches\":~d,\"involuntary_switches\":~d},~
                \"calls\":null,\"bytes\":~d,\"percentiles\":null,\"resident_bytes\":null}"
               start end cpu voluntary involuntary ,bytes)))))
-
-(defun work (steps)
-  "Each step waits for the one before."
-  (declare (type count* steps))
-  (let ((value steps))
-    (declare (type (unsigned-byte 64) value))
-    (dotimes (i steps value)
-      (setf value (ldb (byte 64 0) (+ (ldb (byte 64 0) (* value 6364136223846793005)) 1442695040888963407))))))
-(declaim (notinline work))
-
-(defun steps-of (nanoseconds)
-  "The number of steps that take so long, by the least of some measurements: other load only makes them longer."
-  (if (zerop nanoseconds)
-      0
-      (let ((steps 100000))
-        (max 1 (floor (* nanoseconds steps)
-                      (loop repeat 20
-                            minimize (let ((start (now-ns))) (work steps) (- (now-ns) start))))))))
 
 ;;; ---- The systems that threads append to
 ;;;
@@ -212,7 +193,7 @@
                          (declare (type (unsigned-byte 16) ,thread) (ignorable ,thread))
                          (sb-thread:make-thread (lambda () ,@body))))))
 
-(defmacro messages ((n thread message count size steps numbered) append)
+(defmacro messages ((n thread message count size numbered) append)
   "COUNT times APPEND, of a message of SIZE bytes; NUMBERED: each has its thread's and its own number."
   `(let ((,message (make-array ,size :element-type '(unsigned-byte 8) :initial-element 7)))
      (setf (sb-kernel:%vector-raw-bits ,message 0) (ash ,thread 40))
@@ -220,41 +201,34 @@
                         (declare (type count* ,n))
                         (setf (sb-kernel:%vector-raw-bits ,message 0) (logior (ash ,thread 40) ,n))
                         ,append))
-           ((plusp ,steps) (dotimes (,n ,count) (declare (type count* ,n)) (work ,steps) ,append))
            (t (dotimes (,n ,count) (declare (type count* ,n)) ,append)))))
 
-(defun append-all (system threads size steps count numbered sink)
+(defun append-all (system threads size count numbered sink)
   "Returns the function that does it, with the buffers allocated."
-  (declare (type (unsigned-byte 16) threads size) (type count* steps count) (type function sink))
+  (declare (type (unsigned-byte 16) threads size) (type count* count) (type function sink))
   (ecase system
-    ((:pelton-sbcl :pelton-sbcl-reserved)
+    (:pelton-sbcl
      (let ((appenders (pelton:open-appenders (lambda (chunks)
                                                (pelton:do-chunks ((sap bytes :messages messages) chunks)
                                                                  (funcall sink sap bytes messages)))
                                              :flush-bytes +buffer+)))
        (lambda ()
-         (if (eq system :pelton-sbcl)
-             (each-thread (thread threads)
-               (messages (n thread message count size steps numbered) (pelton:append-message appenders message)))
-             (each-thread (thread threads)
-               (messages (n thread message count size steps numbered)
-                         (pelton:with-reserved ((sap bytes) appenders (length (the octets message)))
-                           (loop for word of-type count* below (ash bytes -3)
-                                 do (setf (sap-ref-64 sap (* 8 word)) (sb-kernel:%vector-raw-bits message word)))))))
+         (each-thread (thread threads)
+           (messages (n thread message count size numbered) (pelton:append-message appenders message)))
          (pelton:sync appenders)
          (pelton:close-handle appenders))))
     (:sbcl-mutex
      (let ((locked (make-locked :size size :sink sink)))
        (lambda ()
          (each-thread (thread threads)
-           (messages (n thread message count size steps numbered)
+           (messages (n thread message count size numbered)
                      (append-locked locked (ldb (byte 32 0) n) message)))
          (give sink (locked-buffer locked) (locked-used locked) size))))
     (:sbcl-compare-and-swap
      (let ((swapped (make-swapped :size size :sink sink)))
        (lambda ()
          (each-thread (thread threads)
-           (messages (n thread message count size steps numbered)
+           (messages (n thread message count size numbered)
                      (append-swapped swapped (ldb (byte 32 0) n) message)))
          (finish-swapped swapped))))))
 
@@ -262,7 +236,7 @@
   "A pass that checks every record."
   (declare (type (unsigned-byte 16) size))
   (let ((next (make-array threads :initial-element 0)) (found 0))
-    (funcall (append-all system threads size 0 count t
+    (funcall (append-all system threads size count t
                          (lambda (sap bytes messages)
                            (declare (type sb-sys:system-area-pointer sap) (type count* bytes))
                            (loop for at of-type count* from 0 below bytes by (record-bytes size)
@@ -280,27 +254,25 @@
                            (unless (zerop messages) (error "a buffer's number of messages is wrong")))))
     (unless (= found (* threads count)) (error "~d messages arrived, wanted ~d" found (* threads count)))))
 
-(defun append-side (system threads size work-ns looked-at passes &aux (steps (steps-of work-ns)))
+(defun append-side (system threads size looked-at counts)
   (look-at-all system threads size looked-at)
-  (loop for (count alone) in passes
-        do (go-on nil)
-           (if alone
-               (reporting (0) (each-thread (thread threads) (dotimes (i count) (work steps))))
-               (let* ((messages 0) (bytes 0)
-                      (run (append-all system threads size steps count nil
-                                       (lambda (sap taken many)
-                                         (declare (type count* taken many messages bytes))
-                                         (unless (= (ldb (byte 32 0) (sap-ref-64 sap 0)) size)
-                                                 (error "a buffer does not begin with a record"))
-                                         (incf messages many)
-                                         (incf bytes taken))))
-                      (consed (sb-ext:get-bytes-consed)))
-                 (reporting ((* messages size)) (funcall run))
-                 (when (sb-ext:posix-getenv "PELTON_BENCH_CONSED")
-                   (format *error-output* "~(~a~): ~,5f bytes consed a message~%" system
-                           (/ (- (sb-ext:get-bytes-consed) consed) messages 1.0)))
-                 (unless (and (= messages (* threads count)) (= bytes (* messages (record-bytes size))))
-                   (error "~d messages in ~d bytes arrived, wanted ~d" messages bytes (* threads count)))))))
+  (dolist (count counts)
+    (go-on nil)
+    (let* ((messages 0) (bytes 0)
+           (run (append-all system threads size count nil
+                            (lambda (sap taken many)
+                              (declare (type count* taken many messages bytes))
+                              (unless (= (ldb (byte 32 0) (sap-ref-64 sap 0)) size)
+                                (error "a buffer does not begin with a record"))
+                              (incf messages many)
+                              (incf bytes taken))))
+           (consed (sb-ext:get-bytes-consed)))
+      (reporting ((* messages size)) (funcall run))
+      (when (sb-ext:posix-getenv "PELTON_BENCH_CONSED")
+        (format *error-output* "~(~a~): ~,5f bytes consed a message~%" system
+                (/ (- (sb-ext:get-bytes-consed) consed) messages 1.0)))
+      (unless (and (= messages (* threads count)) (= bytes (* messages (record-bytes size))))
+        (error "~d messages in ~d bytes arrived, wanted ~d" messages bytes (* threads count))))))
 
 ;;; ---- A stream
 
@@ -317,7 +289,7 @@
   (setf (sb-kernel:%vector-raw-bits message 0) n))
 (declaim (inline stamp))
 
-(defun send-side (name wait capacity size passes)
+(defun send-side (name wait capacity size counts)
   (declare (type (unsigned-byte 32) size))
   (pelton:with-sender (sender name :wait wait :capacity capacity :timeout 20)
     (flet ((buffer ()
@@ -336,11 +308,11 @@
                      (rotatef message next)
                      (stamp message (1+ n))))))
           (send +warm-up+)
-          (loop for (count) in passes
+          (loop for count in counts
                 do (go-on nil)
                    (reporting ((* count size)) (send count))))))))
 
-(defun receive-side (name wait capacity size passes)
+(defun receive-side (name wait capacity size counts)
   (declare (type (unsigned-byte 32) size))
   (pelton:with-receiver (receiver name :wait wait :capacity capacity :accept t :timeout 20)
     (let ((buffer (make-octets size)))
@@ -355,25 +327,20 @@
                                    (= (aref buffer i) (pattern i)))
                        (error "message ~d has wrong bytes" n)))))))
         (receive +warm-up+ 0)
-        (loop for (count) in passes
+        (loop for count in counts
               do (go-on t)
                  (reporting ((* count size)) (receive count (1- count))))))))
 
 (defun main (role &rest arguments)
-  (flet ((numbers (list) (mapcar #'parse-integer list))
-         (passes (list)
-           (mapcar (lambda (pass)
-                     (let ((alone (eql 0 (search "alone:" pass))))
-                       (list (parse-integer pass :start (if alone 6 0)) alone)))
-                   list)))
+  (flet ((numbers (list) (mapcar #'parse-integer list)))
     (if (string= role "append")
-        (destructuring-bind (system threads size work-ns looked-at &rest passes) arguments
+        (destructuring-bind (system threads size looked-at &rest counts) arguments
           (apply #'append-side (intern (string-upcase system) :keyword)
-                 (append (numbers (list threads size work-ns looked-at)) (list (passes passes)))))
-        (destructuring-bind (name wait capacity size &rest passes) arguments
+                 (append (numbers (list threads size looked-at)) (list (numbers counts)))))
+        (destructuring-bind (name wait capacity size &rest counts) arguments
           (funcall (if (string= role "sender") #'send-side #'receive-side)
                    name (intern (string-upcase wait) :keyword) (parse-integer capacity) (parse-integer size)
-                   (passes passes))))
+                   (numbers counts))))
         ;; Until the program closes our input.
     (read-line *standard-input* nil)))
 

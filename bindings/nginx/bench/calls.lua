@@ -1,10 +1,10 @@
--- Calls from one request: by pelton, by cosockets, or by a queue to a handler thread of this process (bench/queue). One
--- coroutine for each call in flight; each compares its replies.
+-- Calls from one request: by pelton, by cosockets, or by a queue to a handler thread of this process
+-- (bindings/c/bench/queue). One coroutine for each call in flight; each compares its replies.
 
 local ffi = require "ffi"
 local semaphore = require "ngx.semaphore"
 
-local place = "DIRECTORY" -- replaced by bench/nginx/run
+local place = "DIRECTORY" -- replaced by `run` beside this file
 local REQUESTS = 64 -- different ones, used by round-robin
 
 local function requests(size)
@@ -20,16 +20,13 @@ local function requests(size)
     return all
 end
 
--- The service in C or Python where the system's name says so, else the one in Go, or the benchmark's own.
+-- The service in C or Python where the system's name says so, else the one in Go.
 local services = {["pelton-c"] = "/service-c", ["pelton-py"] = "/service-py", ["pelton-aio"] = "/service-aio"}
 local sockets = {["cosocket-py"] = "/socket-py", ["cosocket-aio"] = "/socket-aio"}
 
 local function by_pelton(system)
     local svc = require("resty.pelton").connect("unix:" .. place .. (services[system] or "/service"))
-    return function(request) return svc:call(request) end, function() end, function()
-        -- pelton-bench's service counts by passes; that of bindings/c/examples/call.c would end.
-        return system ~= "pelton" or svc:notify("")
-    end
+    return function(request) return svc:call(request) end, function() end
 end
 
 -- A connection for each coroutine, kept from one pass to the next as in a pool. Messages are length and payload.
@@ -55,7 +52,7 @@ local function by_cosocket(system)
     end, function() assert(sock:setkeepalive(0)) end
 end
 
--- As bench/queue/queue.h; and two functions of nginx's modules, of which only the addresses are wanted.
+-- As in queue.h; and two functions of nginx's modules, of which only the addresses are wanted.
 ffi.cdef [[
 struct queue_call {
     struct queue_call *next;
@@ -118,10 +115,9 @@ function M.pass()
     local count, in_flight, size = tonumber(args.count), tonumber(args.in_flight), tonumber(args.size)
     local open = ways[args.system]
     local all = requests(size)
-    local wrong, ended
+    local wrong
     local function part(first)
-        local call, close
-        call, close, ended = open(args.system)
+        local call, close = open(args.system)
         for n = first, count, in_flight do
             local request = all[n % REQUESTS + 1]
             local reply, err, detail = call(request)
@@ -143,9 +139,6 @@ function M.pass()
     for i = 1, #threads do
         local ok, err = ngx.thread.wait(threads[i])
         wrong = wrong or (not ok and err or nil)
-    end
-    if ended then
-        assert(ended())
     end
     ngx.print(wrong or "done")
 end

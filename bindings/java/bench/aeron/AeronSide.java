@@ -58,7 +58,6 @@ public final class AeronSide {
     private final int sizeMin;
     private final int sizeMax;
     private final long delayNs;
-    private final long rate;
     private final byte[] pattern;
     private ExclusivePublication out;
     private Subscription in;
@@ -90,7 +89,9 @@ public final class AeronSide {
         sizeMin = (int) number("\"min\"");
         sizeMax = (int) number("\"max\"");
         delayNs = number("\"delay_us\"") * 1000;
-        rate = job.contains("\"rate\":null") ? 0 : number("\"rate\"");
+        if (!job.contains("\"rate\":null")) {
+            throw new IllegalArgumentException("it knows no rate: leave out --rate");
+        }
         pattern = new byte[sizeMax];
         for (int at = 0; at < sizeMax; at++) {
             pattern[at] = (byte) (at * 31 + (at >> 8) + 7);
@@ -236,7 +237,7 @@ public final class AeronSide {
         return used;
     }
 
-        /** One pass, with all bytes checked of the messages up to `wholeBelow` and of the last. */
+    /** One pass, with all bytes checked of the messages up to `wholeBelow` and of the last. */
     private void once(String role, long count, long wholeBelow, long[] took) {
         number = 0;
         whole = wholeBelow;
@@ -245,7 +246,7 @@ public final class AeronSide {
         switch (role) {
             case "sender" -> {
                 for (long n = 0; n < count; n++) {
-                    send(n, nextSize());
+                    send(offered, n, nextSize());
                 }
             }
             case "receiver" -> {
@@ -258,27 +259,20 @@ public final class AeronSide {
             }
             case "asker" -> {
                 last = -1;
-                long begin = now() + 200_000;
                 int sizes = 1;
                 for (long n = 0; n < count; n++) {
-                                        // A clock read costs time: only where each round is timed.
+                    // A clock read costs time: only where each round is timed.
                     long start = took == null ? 0 : now();
-                    if (rate > 0 && took != null) {
-                        start = begin + n * 1_000_000_000L / rate;
-                        while (now() < start) {
-                            Thread.onSpinWait();
-                        }
-                    }
-                    busy(rate > 0 ? 0 : delayNs);
+                    busy(delayNs);
                     sizes = seedAfter(sizes);
-                    send(n, sizeOf(sizes));
+                    send(offered, n, sizeOf(sizes));
                     while (number == n) {
                         if (in.poll(check, 1) == 0) {
                             Thread.onSpinWait();
                         }
                     }
                     if (took != null) {
-                        took[(int) n] = Math.max(now() - start - (rate > 0 ? 0 : 2 * delayNs), 0);
+                        took[(int) n] = Math.max(now() - start - 2 * delayNs, 0);
                     }
                 }
             }
@@ -291,7 +285,7 @@ public final class AeronSide {
                     }
                     if (number > before) {
                         busy(delayNs);
-                        sendCopy();
+                        send(copy, before, lastSize);
                     }
                 }
             }
@@ -340,45 +334,23 @@ public final class AeronSide {
         return sizeOf(seed);
     }
 
-    private void send(long n, int size) {
+    /** By a claim, in place; a larger message by an offer. The number is written last: a copy would wait for it. */
+    private void send(UnsafeBuffer message, long n, int size) {
         if (size > CLAIM_MAX) {
-            offered.putLong(0, n, ByteOrder.LITTLE_ENDIAN);
-            offer(offered, size);
-            return;
+            message.putLong(0, n, ByteOrder.LITTLE_ENDIAN);
         }
         while (true) {
-            long position = out.tryClaim(size, claim);
-            if (position > 0) {
-                var buffer = claim.buffer();
-                buffer.putBytes(claim.offset(), pattern, 0, size);
-                buffer.putLong(claim.offset(), n, ByteOrder.LITTLE_ENDIAN);
-                claim.commit();
-                return;
+            long position = size > CLAIM_MAX ? out.offer(message, 0, size) : out.tryClaim(size, claim);
+            if (position <= 0) {
+                waitOrFail(position);
+                continue;
             }
-            waitOrFail(position);
-        }
-    }
-
-    private void offer(UnsafeBuffer message, int size) {
-        long position;
-        while ((position = out.offer(message, 0, size)) <= 0) {
-            waitOrFail(position);
-        }
-    }
-
-    private void sendCopy() {
-        if (lastSize > CLAIM_MAX) {
-            offer(copy, lastSize);
+            if (size <= CLAIM_MAX) {
+                claim.buffer().putBytes(claim.offset(), message, 0, size);
+                claim.buffer().putLong(claim.offset(), n, ByteOrder.LITTLE_ENDIAN);
+                claim.commit();
+            }
             return;
-        }
-        while (true) {
-            long position = out.tryClaim(lastSize, claim);
-            if (position > 0) {
-                claim.buffer().putBytes(claim.offset(), copy, 0, lastSize);
-                claim.commit();
-                return;
-            }
-            waitOrFail(position);
         }
     }
 

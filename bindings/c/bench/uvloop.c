@@ -247,7 +247,7 @@ int main(int argc, char **argv) {
         sync_after = strtoull(argv[6], NULL, 10);
     }
     if (!is_idle && (piece_bytes == 0 || in_flight == 0 || in_flight > IN_FLIGHT_MAX || sync_after == 0 || pieces / sync_after > SYNCS_MAX)) {
-        fprintf(stderr, "usage: see bench/c/uvloop.c\n");
+        fprintf(stderr, "usage: see bindings/c/bench/uvloop.c\n");
         return 2;
     }
     loop = uv_default_loop();

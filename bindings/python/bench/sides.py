@@ -8,7 +8,7 @@ default. They wait in their own way: they sleep. So does pelton, whose `send` an
 
 One process starts the other, since a Queue can only be inherited; both open pelton's endpoints afterwards. The first one
 receives, or asks, on the first CPU; its child sends, or answers, on the second. The contract with pelton-bench is that
-of every side: see ../../src/side.rs and ../../src/payload.rs. The side compares every
+of every side: see bench/src/side.rs and bench/src/payload.rs. The side compares every
 message's number and size, and every byte of the warm-up's and of a stream's last.
 """
 

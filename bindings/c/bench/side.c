@@ -1,7 +1,7 @@
-/* One side of the benchmark as a C program: the pass's loop, through include/pelton.h.
+/* One side of the benchmark as a C program, through include/pelton.h: the loop of a pass, and a client and a service.
  *
  * It is linked with libpelton.so, so each call of pelton's goes through the PLT, as an installed program's does. With
- * SIDE_UV it also has the sides in libuv's loop, through bindings/c/pelton_uv.c. */
+ * SIDE_UV it also has the sides of a stream in libuv's loop, through bindings/c/pelton_uv.c. */
 #include "side.h"
 
 #include <sys/epoll.h>
@@ -178,7 +178,7 @@ static int answer_all(struct side *side, struct pass *pass) {
 }
 
 #ifdef SIDE_UV
-/* ---- The same in libuv's loop: a pass is a uv_run, which returns when no handle is active ------------------------ */
+/* ---- A stream in libuv's loop: a pass is a uv_run, which returns when no handle is active ------------------------ */
 
 static struct {
     uv_loop_t loop;
@@ -186,8 +186,7 @@ static struct {
     pelton_uv_receiver_t receiver;
     struct side *side;
     struct pass *pass;
-    uint64_t n;         /* the next message, or round */
-    uint64_t start;     /* of the round */
+    uint64_t n; /* the next message */
     uint64_t bytes;
     const void *unsent; /* a message that waits for free space, */
     size_t size;        /* and the size of the last message sent */
@@ -243,79 +242,24 @@ static void on_free_space_for_many(pelton_uv_sender_t *handle) {
     }
 }
 
-/* The message's bytes: in place, or copied out as in all sides with messages of one size. NULL: they are wrong. */
-static const void *uv_take(const pelton_message *message) {
+/* Compares the message: in place, or copied out as in all sides with messages of one size. */
+static void on_message(pelton_uv_receiver_t *handle, const pelton_message *message) {
     const void *data = message->data;
+    (void)handle;
     if (!uv.side->in_place) {
         if (message->size > uv.side->size_max) {
             end_uv_pass(fail(uv.side, "copying", PELTON_TOO_SMALL));
-            return NULL;
+            return;
         }
         data = memcpy(uv.side->buffer, data, message->size);
     }
-    if (check(uv.side, uv.pass, uv.n, data, message->size) == 0) return data;
-    end_uv_pass(-1);
-    return NULL;
-}
-
-static void on_message_of_stream(pelton_uv_receiver_t *handle, const pelton_message *message) {
-    (void)handle;
-    if (uv_take(message) == NULL) return;
+    if (check(uv.side, uv.pass, uv.n, data, message->size) != 0) {
+        end_uv_pass(-1);
+        return;
+    }
     work(uv.side, uv.pass);
     uv.bytes += message->size;
     if (++uv.n == uv.pass->count) end_uv_pass(0);
-}
-
-static void uv_send_or_wait(const void *data);
-
-static void on_free_space_for_unsent(pelton_uv_sender_t *handle) {
-    pelton_uv_sender_stop(handle);
-    uv_send_or_wait(uv.unsent);
-}
-
-static void uv_send_or_wait(const void *data) {
-    int code = pelton_sender_send(uv.sender.sender, data, uv.size, PELTON_NO_WAIT);
-    if (code == PELTON_AGAIN) {
-        uv.unsent = data;
-        code = pelton_uv_sender_start(&uv.sender, uv.size, on_free_space_for_unsent, on_sender_end);
-    }
-    if (code != PELTON_OK) end_uv_pass(fail(uv.side, "sending", code));
-}
-
-static uint64_t uv_delay_ns(void) {
-    return uv.pass->warms_up ? 0 : uv.side->delay_ns;
-}
-
-static void uv_ask(void) {
-    uv.size = uv.pass->warms_up ? uv.side->size_max : next_size(uv.side);
-    uv.bytes += uv.size;
-    if (uv.pass->timed != NULL) uv.start = now_ns();
-    delay(uv_delay_ns());
-    uv_send_or_wait(payload(uv.side, uv.n));
-}
-
-static void on_message_for_asker(pelton_uv_receiver_t *handle, const pelton_message *message) {
-    (void)handle;
-    if (uv_take(message) == NULL) return;
-    if (message->size != uv.size) {
-        end_uv_pass(other_size(uv.side, uv.n, uv.size, message->size));
-        return;
-    }
-    if (uv.pass->timed != NULL) report_time(uv.pass, uv.start, uv_delay_ns());
-    sent(uv.side, uv.n);
-    if (++uv.n == uv.pass->count) end_uv_pass(0);
-    else uv_ask();
-}
-
-static void on_message_for_answerer(pelton_uv_receiver_t *handle, const pelton_message *message) {
-    const void *data = uv_take(message);
-    if (data == NULL) return;
-    delay(uv_delay_ns());
-    uv.size = message->size;
-    uv.bytes += uv.size;
-    /* The last answer may still wait for free space. */
-    if (++uv.n == uv.pass->count) pelton_uv_receiver_stop(handle);
-    uv_send_or_wait(data);
 }
 
 static int uv_open(struct side *side) {
@@ -331,15 +275,12 @@ static int uv_pass(struct side *side, struct pass *pass) {
     uv.n = uv.bytes = 0;
     uv.unsent = NULL;
     uv.code = 0;
-    static const pelton_uv_message_cb on_message[] = {
-        [RECEIVER] = on_message_of_stream, [ASKER] = on_message_for_asker, [ANSWERER] = on_message_for_answerer};
     if (pass->count == 0) return 0;
     int code = side->role == SENDER
                    ? pelton_uv_sender_start(&uv.sender, side->size_max,
                                             side->how == UV ? on_free_space : on_free_space_for_many, on_sender_end)
-                   : pelton_uv_receiver_start(&uv.receiver, on_message[side->role], on_receiver_end);
+                   : pelton_uv_receiver_start(&uv.receiver, on_message, on_receiver_end);
     if (code != PELTON_OK) return fail(side, "starting", code);
-    if (side->role == ASKER) uv_ask();
     uv_run(&uv.loop, UV_RUN_DEFAULT);
     pass->bytes = uv.bytes;
     return uv.code;
@@ -352,6 +293,91 @@ static void uv_close_all(void) {
     uv_loop_close(&uv.loop);
 }
 #endif
+
+/* ---- Calls. The client reads a reply in place, and the service a request ----------------------------------------- */
+
+/* The next completion, from the loop: without one, busy-polls for some microseconds, then arms and sleeps. */
+static int await_in_loop(struct side *side, pelton_completion *reply) {
+    for (;;) {
+        int code = pelton_client_await(side->client, PELTON_NO_WAIT, reply);
+        if (code == PELTON_OK) return code;
+        if (code == PELTON_AGAIN) code = pelton_client_poll(side->client);
+        if (code == PELTON_AGAIN) {
+            code = pelton_client_arm(side->client);
+            if (code == PELTON_OK) {
+                sleep_in(side->receiver_epoll);
+                pelton_client_disarm(side->client);
+            }
+        }
+        if (code < 0) return code;
+    }
+}
+
+/* One call. The reply is valid until side_release_reply. */
+int side_call(struct side *side, const void *request, size_t size, const void **reply, size_t *reply_size) {
+    pelton_completion completion;
+    uint64_t number;
+    int code;
+    if (side->how == EPOLL) {
+        code = pelton_client_submit(side->client, request, size, 0, PELTON_FOREVER, &number);
+        if (code == PELTON_OK) code = await_in_loop(side, &completion);
+    } else {
+        code = pelton_client_call(side->client, request, size, PELTON_FOREVER, &completion);
+    }
+    if (code != PELTON_OK) return fail(side, "calling", code);
+    if (completion.outcome != PELTON_REPLY) {
+        snprintf(side->error, sizeof side->error, "a call ended with outcome %u, wanted a reply", completion.outcome);
+        return -1;
+    }
+    *reply = completion.data;
+    *reply_size = completion.size;
+    return 0;
+}
+
+int side_release_reply(struct side *side) {
+    int code = pelton_client_release(side->client);
+    return code == PELTON_OK ? 0 : fail(side, "releasing a reply", code);
+}
+
+/* Notifies the service that a pass is over. */
+int side_end_pass(struct side *side) {
+    int code = pelton_client_notify(side->client, NULL, 0, PELTON_FOREVER);
+    return code == PELTON_OK ? 0 : fail(side, "notifying", code);
+}
+
+/* Replies to each request with its own bytes, until the client's pass is over. */
+int side_serve(struct side *side, uint64_t *count, uint64_t *bytes) {
+    *count = *bytes = 0;
+    for (;;) {
+        pelton_request request;
+        int code = pelton_service_receive(side->service, PELTON_FOREVER, &request);
+        if (code != PELTON_OK) return fail(side, "receiving", code);
+        int is_call = request.responder != NULL;
+        if (is_call) {
+            code = pelton_responder_reply(request.responder, request.data, request.size);
+            if (code != PELTON_OK) return fail(side, "replying", code);
+            *count += 1;
+            *bytes += request.size;
+        }
+        pelton_service_release(side->service);
+        if (!is_call) return 0;
+    }
+}
+
+static int open_client(struct side *side) {
+    pelton_client_options options = PELTON_CLIENT_OPTIONS_INIT;
+    options.capacity = side->capacity;
+    options.wait = side->how == SPIN ? PELTON_SPIN : PELTON_BLOCK;
+    options.deadline_ns = pelton_deadline(side->connect_ns);
+    return pelton_client_open(side->forward_name, &options, &side->client);
+}
+
+static int open_service(struct side *side) {
+    pelton_service_options options = PELTON_SERVICE_OPTIONS_INIT;
+    options.capacity = side->capacity;
+    options.wait = side->how == SPIN ? PELTON_SPIN : PELTON_BLOCK;
+    return pelton_service_open(side->forward_name, &options, &side->service);
+}
 
 /* ---- For the bench ----------------------------------------------------------------------------------------------- */
 
@@ -397,13 +423,16 @@ int side_open(struct side *side) {
         code = open_receiver(side, &options, side->forward_name, 1);
         if (code == PELTON_OK) code = open_sender(side, &options, side->backward_name, 1);
         break;
+    case CLIENT: code = open_client(side); break;
+    case SERVICE: code = open_service(side); break;
     }
     if (code != PELTON_OK) return fail(side, "connecting", code);
 #ifdef SIDE_UV
     if (side->how >= UV && (code = uv_open(side)) != PELTON_OK) return fail(side, "preparing libuv's loop", code);
 #endif
     if (side->how == EPOLL && ((side->sender != NULL && watch(&side->sender_epoll, pelton_sender_fd(side->sender)) != 0) ||
-                               (side->receiver != NULL && watch(&side->receiver_epoll, pelton_receiver_fd(side->receiver)) != 0))) {
+                               (side->receiver != NULL && watch(&side->receiver_epoll, pelton_receiver_fd(side->receiver)) != 0) ||
+                               (side->client != NULL && watch(&side->receiver_epoll, pelton_client_fd(side->client)) != 0))) {
         snprintf(side->error, sizeof side->error, "watching with epoll: %s", strerror(errno));
         return -1;
     }
@@ -434,4 +463,6 @@ void side_close(struct side *side) {
 #endif
     pelton_close(side->sender);
     pelton_close(side->receiver);
+    pelton_close(side->client);
+    pelton_close(side->service);
 }

@@ -1,0 +1,178 @@
+//! The functions that JavaScript calls for each message. napi-rs's own wrappers take some 600 ns a call: they check a
+//! tag, and register each borrow. Here Node gives a function its endpoint, so that no object is unwrapped.
+
+use crate::endpoint::Handle;
+use crate::error::named;
+use napi::bindgen_prelude::*;
+use napi::sys;
+use std::ffi::{CStr, c_void};
+use std::ptr;
+
+/// The arguments of a call. Those that JavaScript leaves out are undefined.
+pub struct Arguments<const N: usize> {
+    env: sys::napi_env,
+    values: [sys::napi_value; N],
+}
+
+impl<const N: usize> Arguments<N> {
+    fn array(&self, value: sys::napi_value, wanted: sys::napi_typedarray_type) -> Result<(*mut c_void, usize)> {
+        let (mut kind, mut length, mut data) = (-1, 0, ptr::null_mut());
+        // SAFETY: the value is of this environment, and Node calls on its thread.
+        let status = unsafe {
+            let (buffer, offset) = (ptr::null_mut(), ptr::null_mut());
+            sys::napi_get_typedarray_info(self.env, value, &mut kind, &mut length, &mut data, buffer, offset)
+        };
+        match (status, kind == wanted) {
+            (sys::Status::napi_ok, true) if length == 0 => Ok((ptr::dangling_mut::<u64>().cast(), 0)),
+            (sys::Status::napi_ok, true) => Ok((data, length)),
+            _ => Err(named("internal", "an argument is no typed array of the wanted kind: report this bug")),
+        }
+    }
+
+    fn bytes_of(&self, value: sys::napi_value) -> Result<&[u8]> {
+        let (data, length) = self.array(value, sys::TypedarrayType::uint8_array)?;
+        // SAFETY: Node has these bytes; no JavaScript of this thread runs until the function returns.
+        Ok(unsafe { std::slice::from_raw_parts(data.cast(), length) })
+    }
+
+    /// The bytes of a Uint8Array.
+    #[inline]
+    pub fn bytes(&self, index: usize) -> Result<&[u8]> {
+        self.bytes_of(self.values[index])
+    }
+
+    /// The bytes of the Uint8Array at a place of an array.
+    #[inline]
+    pub fn bytes_at(&self, index: usize, place: u32) -> Result<&[u8]> {
+        let mut value = ptr::null_mut();
+        // SAFETY: as in `array`. An element that cannot be read leaves null, which is refused.
+        unsafe { sys::napi_get_element(self.env, self.values[index], place, &mut value) };
+        self.bytes_of(value)
+    }
+
+    /// The bytes of a Uint8Array, to be written.
+    ///
+    /// # Safety
+    /// No other argument has these bytes.
+    #[inline]
+    #[allow(clippy::mut_from_ref)] // JavaScript's memory, not that of the arguments
+    pub unsafe fn space(&self, index: usize) -> Result<&mut [u8]> {
+        let (data, length) = self.array(self.values[index], sys::TypedarrayType::uint8_array)?;
+        // SAFETY: as in `bytes_of`; the caller guarantees that nothing else has them.
+        Ok(unsafe { std::slice::from_raw_parts_mut(data.cast(), length) })
+    }
+
+    /// The numbers of a Uint32Array, to be written.
+    ///
+    /// # Safety
+    /// No other argument has these numbers.
+    #[inline]
+    #[allow(clippy::mut_from_ref)] // as `space`
+    pub unsafe fn numbers(&self, index: usize) -> Result<&mut [u32]> {
+        let (data, length) = self.array(self.values[index], sys::TypedarrayType::uint32_array)?;
+        // SAFETY: as in `space`; JavaScript aligns the elements.
+        Ok(unsafe { std::slice::from_raw_parts_mut(data.cast(), length) })
+    }
+
+    /// The length of an array.
+    pub fn length(&self, index: usize) -> u32 {
+        let mut length = 0;
+        // SAFETY: as in `array`. What is no array has none.
+        unsafe { sys::napi_get_array_length(self.env, self.values[index], &mut length) };
+        length
+    }
+
+    /// A number; 0 for what is none.
+    #[inline]
+    pub fn number(&self, index: usize) -> u32 {
+        let mut number = 0;
+        // SAFETY: as in `array`.
+        unsafe { sys::napi_get_value_uint32(self.env, self.values[index], &mut number) };
+        number
+    }
+}
+
+/// What a function returns.
+pub trait Returned {
+    /// As JavaScript's value; null if Node can make none.
+    fn value(self, env: sys::napi_env) -> sys::napi_value;
+}
+
+impl Returned for bool {
+    #[inline]
+    fn value(self, env: sys::napi_env) -> sys::napi_value {
+        let mut value = ptr::null_mut();
+        // SAFETY: this is the environment's thread.
+        unsafe { sys::napi_get_boolean(env, self, &mut value) };
+        value
+    }
+}
+
+impl Returned for i64 {
+    #[inline]
+    fn value(self, env: sys::napi_env) -> sys::napi_value {
+        let mut value = ptr::null_mut();
+        // SAFETY: this is the environment's thread.
+        unsafe { sys::napi_create_int64(env, self, &mut value) };
+        value
+    }
+}
+
+/// The body of a function that [`function`] has made.
+///
+/// # Safety
+/// Node calls, with `env` and `info` of the call, and the function's data is a box of a `Handle<T>`.
+#[inline]
+pub unsafe fn call<T, R: Returned, const N: usize>(
+    env: sys::napi_env,
+    info: sys::napi_callback_info,
+    body: impl FnOnce(&Handle<T>, &Arguments<N>) -> Result<R>,
+) -> sys::napi_value {
+    let mut values = [ptr::null_mut(); N];
+    let (mut count, mut data) = (N, ptr::null_mut());
+    // SAFETY: the array has `count` places; Node fills those without an argument with undefined. The function lives
+    // during its call, and with it the box of its data.
+    let handle = unsafe {
+        sys::napi_get_cb_info(env, info, &mut count, values.as_mut_ptr(), ptr::null_mut(), &mut data);
+        &*data.cast::<Handle<T>>()
+    };
+    match body(handle, &Arguments { env, values }) {
+        Ok(returned) => returned.value(env),
+        Err(error) => {
+            // SAFETY: this is the environment's thread, and the call returns at once.
+            unsafe { JsError::from(error).throw_into(env) };
+            ptr::null_mut()
+        }
+    }
+}
+
+/// Makes a function with an endpoint, which it keeps.
+///
+/// # Safety
+/// `callback` is a [`call`] of the same `T`.
+pub unsafe fn function<'env, T: 'static>(
+    env: &'env Env,
+    name: &CStr,
+    handle: &Handle<T>,
+    callback: sys::napi_callback,
+) -> Result<Unknown<'env>> {
+    unsafe extern "C" fn collected<T>(_env: sys::napi_env, data: *mut c_void, _hint: *mut c_void) {
+        // SAFETY: the function is gone, and had the box for itself.
+        drop(unsafe { Box::from_raw(data.cast::<Handle<T>>()) });
+    }
+    let data = Box::into_raw(Box::new(handle.clone())).cast::<c_void>();
+    let (mut value, length) = (ptr::null_mut(), name.count_bytes() as isize);
+    // SAFETY: this is the environment's thread. The function's finalizer drops the box.
+    unsafe {
+        let made = sys::napi_create_function(env.raw(), name.as_ptr(), length, callback, data, &mut value);
+        let finalizer = Some(collected::<T> as unsafe extern "C" fn(_, _, _));
+        if made != sys::Status::napi_ok
+            || sys::napi_add_finalizer(env.raw(), value, data, finalizer, ptr::null_mut(), ptr::null_mut())
+                != sys::Status::napi_ok
+        {
+            drop(Box::from_raw(data.cast::<Handle<T>>()));
+            return Err(named("internal", "Node makes no function: report this bug"));
+        }
+        Ok(Unknown::from_raw_unchecked(env.raw(), value))
+    }
+}
