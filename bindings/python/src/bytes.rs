@@ -5,8 +5,7 @@ use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
-use std::os::raw::{c_int, c_void};
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 /// From this number of bytes on, a copy runs without the GIL. A copy of 64 KiB takes some microseconds, as long as
 /// taking the GIL back from another thread.
@@ -132,24 +131,5 @@ fn large<'py>(py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyBytes>> 
         let made = Bound::from_owned_ptr_or_err(py, made)?.cast_into_unchecked::<PyBytes>();
         copy(py, payload, ffi::PyBytes_AsString(made.as_ptr()).cast());
         Ok(made)
-    }
-}
-
-/// Fills a view for the buffer protocol.
-///
-/// # Safety
-/// `view` is a view that Python wants filled. So many bytes stay valid at `start` until `owner` is asked to release it.
-pub unsafe fn fill_view(
-    view: *mut ffi::Py_buffer,
-    owner: &Bound<'_, PyAny>,
-    (start, bytes): (NonNull<u8>, usize),
-    is_read_only: bool,
-    flags: c_int,
-) -> PyResult<()> {
-    let start: *mut c_void = start.as_ptr().cast();
-    // SAFETY: the caller guarantees it.
-    match unsafe { ffi::PyBuffer_FillInfo(view, owner.as_ptr(), start, bytes as isize, is_read_only.into(), flags) } {
-        0 => Ok(()),
-        _ => Err(PyErr::fetch(owner.py())),
     }
 }

@@ -9,7 +9,7 @@
 
 use crate::bytes::{Payload, to_bytes};
 use crate::error::{self, raise, timed_out};
-use crate::handle::{deadline, has_passed, is_readable, slice};
+use crate::handle::{deadline, in_slices, is_readable};
 use crate::open::{CLIENT, finish, options};
 use pelton::{Armed, CallId, Deadline, Error, Outcome, Sent, Traceparent};
 use pyo3::prelude::*;
@@ -400,18 +400,7 @@ impl Client {
         deadline: Deadline,
         mut step: impl FnMut(&Client, Instant) -> Result<Option<R>> + Send,
     ) -> PyResult<Option<R>> {
-        loop {
-            let until = if deadline == Deadline::Now { Instant::now() } else { slice(deadline) };
-            match py.detach(|| step(self, until)) {
-                Ok(None) => {}
-                Ok(found) => return Ok(found),
-                Err(failure) => return Err(failure.raise(py)),
-            }
-            crate::log::deliver_and_check_signals(py)?;
-            if has_passed(deadline) {
-                return Ok(None);
-            }
-        }
+        in_slices(py, deadline, |until| py.detach(|| step(self, until)).map_err(|failure| failure.raise(py)))
     }
 
     fn submit_until(&self, request: &[u8], properties: Properties, until: Instant) -> Result<Option<CallId>> {
@@ -592,7 +581,11 @@ impl Client {
     /// that it takes (64 MiB); `capacity`, `message_bytes_max`, `memory_bytes_max`, `allow_uids` and `spin` as of
     /// `Sender.connect`. Raises `NoListener`, `Refused`, `BadName`, `BadOption`.
     #[classmethod]
-    #[pyo3(signature = (name, **given))]
+    #[pyo3(
+        signature = (name, **given),
+        text_signature = "($cls, name, *, timeout=0.0, capacity=None, message_bytes_max=None, call_bytes_max=None, \
+            memory_bytes_max=None, allow_uids=None, spin=False)"
+    )]
     fn connect(cls: &Bound<'_, PyType>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Client> {
         let started = pelton::Client::start_connect(name, &options(given, CLIENT)?.cast());
         Ok(Client::new(finish(cls.py(), started)?))

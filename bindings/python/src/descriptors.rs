@@ -1,5 +1,7 @@
 //! Descriptors that come from Python, and that go there.
 
+use crate::error::raise;
+use pelton::Error;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
@@ -16,7 +18,9 @@ pub fn duplicated(objects: &Bound<'_, PyAny>) -> PyResult<Vec<OwnedFd>> {
                 return Err(PyErr::fetch(object.py()));
             }
             // SAFETY: the number is not negative. Of a closed descriptor the system returns EBADF.
-            Ok(unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()?)
+            let duplicate = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned();
+            let failed = |error| Error::System { what: format!("duplicating descriptor {number}"), error };
+            duplicate.map_err(|error| raise(object.py(), failed(error)))
         })
         .collect()
 }

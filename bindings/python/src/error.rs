@@ -1,9 +1,11 @@
 //! The library's errors as exceptions of Python. `python/pelton/_errors.py` has the classes.
 
 use pelton::Error;
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyModule;
+use std::path::Path;
 
 /// An exception of the class `name` in `pelton._errors`, with a text.
 #[cold]
@@ -47,6 +49,16 @@ fn instance<'py>(py: Python<'py>, name: &str, text: String) -> PyResult<Bound<'p
 #[cold]
 pub fn raise(py: Python<'_>, error: Error) -> PyErr {
     with_fields(py, error).map_or_else(|error| error, PyErr::from_value)
+}
+
+/// The exception for an error about a file, whose name it has as Python's own errors have it.
+#[cold]
+pub fn raise_of_file(py: Python<'_>, error: Error, path: &Path) -> PyErr {
+    let error = raise(py, error);
+    if error.is_instance_of::<PyOSError>(py) {
+        let _ = error.value(py).setattr("filename", path.as_os_str());
+    }
+    error
 }
 
 fn with_fields(py: Python<'_>, error: Error) -> PyResult<Bound<'_, PyAny>> {

@@ -4,8 +4,9 @@
 //! reference to it, which the kernel, or a thread without Python, may be the last to drop.
 
 use crate::bytes::{Payload, WITHOUT_GIL, to_bytes};
-use crate::error::{internal, raise};
+use crate::error::{internal, named, raise};
 use crate::handle::{Handle, Using};
+use crate::number::{number, number_or_none};
 use pelton::file::{Buffer, Completion, Engine as Operations, File as Opened, Open, Operation, Output, Submitted};
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
@@ -38,23 +39,23 @@ struct State {
 pub struct File(Mutex<Option<Opened>>);
 
 impl File {
-    fn opened(&self) -> PyResult<Opened> {
-        let opened = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        opened.clone().ok_or_else(|| PyValueError::new_err("this file is closed: open it again"))
+    fn opened(&self, py: Python<'_>) -> PyResult<Opened> {
+        let opened = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        opened.ok_or_else(|| named(py, "ClosedHandle", "this file is closed: open it again"))
     }
 }
 
 #[pymethods]
 impl File {
     /// Its descriptor.
-    fn fileno(&self) -> PyResult<i32> {
-        Ok(self.opened()?.as_fd().as_raw_fd())
+    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        Ok(self.opened(py)?.as_fd().as_raw_fd())
     }
 
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.opened().is_err()
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_none()
     }
 }
 
@@ -152,7 +153,7 @@ fn memory(py: Python<'_>, object: &Py<PyBytes>) -> Buffer {
 
 /// A new object, for an operation that writes it.
 fn space(py: Python<'_>, bytes: usize) -> PyResult<Py<PyBytes>> {
-    let bytes = isize::try_from(bytes).map_err(|_| PyValueError::new_err("wanted at most 2^63 - 1 bytes"))?;
+    let bytes = isize::try_from(bytes).map_err(|_| PyValueError::new_err("most is larger than 2^63 - 1 bytes"))?;
     // SAFETY: a NULL source makes bytes of that size, of any value. An error of Python is returned as one.
     unsafe {
         let made = ffi::PyBytes_FromStringAndSize(ptr::null(), bytes);
@@ -170,17 +171,25 @@ impl Engine {
     }
 
     /// Opens a file with the flags of `os.open`: a `File`.
-    fn open(&self, py: Python<'_>, token: u64, path: PathBuf, flags: u32, mode: u32) -> PyResult<Py<PyAny>> {
-        let operation = Operation::open(path, Open::from_raw(flags, mode, 0));
+    fn open(&self, token: u64, path: PathBuf, flags: u32, permissions: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        let (py, permissions) = (permissions.py(), number("permissions", permissions)?);
+        let operation = Operation::open(path, Open::from_raw(flags, permissions, 0));
         begin(py, self.0.take(py)?, token, operation, 0, None)
     }
 
-    /// Reads up to `bytes`, at the file's own position if `offset` is None.
-    #[pyo3(signature = (token, file, bytes, offset))]
-    fn read(&self, py: Python<'_>, token: u64, file: &File, bytes: usize, offset: Option<u64>) -> PyResult<Py<PyAny>> {
-        let (using, file, target) = (self.0.take(py)?, file.opened()?, space(py, bytes)?);
+    /// Reads up to `most` bytes, at the file's own position if `offset` is None.
+    #[pyo3(signature = (token, file, most, offset))]
+    fn read(
+        &self,
+        token: u64,
+        file: &File,
+        most: &Bound<'_, PyAny>,
+        offset: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, bytes) = (most.py(), number("most", most)?);
+        let (using, file, target) = (self.0.take(py)?, file.opened(py)?, space(py, bytes)?);
         let buffer = memory(py, &target);
-        let operation = match offset {
+        let operation = match number_or_none("offset", offset)? {
             Some(offset) => Operation::read_at(&file, buffer, offset),
             None => Operation::read(&file, buffer),
         };
@@ -191,19 +200,19 @@ impl Engine {
     #[pyo3(signature = (token, file, data, offset))]
     fn write(
         &self,
-        py: Python<'_>,
         token: u64,
         file: &File,
         data: &Bound<'_, PyAny>,
-        offset: Option<u64>,
+        offset: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
+        let py = data.py();
         let data = match Payload::of(data)? {
             Payload::Bytes(bytes) => bytes,
             buffer => to_bytes(py, buffer.as_slice())?,
         };
-        let (using, file, bytes) = (self.0.take(py)?, file.opened()?, data.as_bytes().len());
+        let (using, file, bytes) = (self.0.take(py)?, file.opened(py)?, data.as_bytes().len());
         let buffer = memory(py, &data.unbind());
-        let operation = match offset {
+        let operation = match number_or_none("offset", offset)? {
             Some(offset) => Operation::write_at(&file, buffer, offset),
             None => Operation::write(&file, buffer),
         };
@@ -212,26 +221,26 @@ impl Engine {
 
     /// Brings the file to the disk.
     fn sync(&self, py: Python<'_>, token: u64, file: &File, data_only: bool) -> PyResult<Py<PyAny>> {
-        let (using, file) = (self.0.take(py)?, file.opened()?);
+        let (using, file) = (self.0.take(py)?, file.opened(py)?);
         let operation = if data_only { Operation::sync_data(&file) } else { Operation::sync(&file) };
         begin(py, using, token, operation, 0, None)
     }
 
     /// The file's length.
     fn size(&self, py: Python<'_>, token: u64, file: &File) -> PyResult<Py<PyAny>> {
-        let (using, file) = (self.0.take(py)?, file.opened()?);
+        let (using, file) = (self.0.take(py)?, file.opened(py)?);
         begin(py, using, token, Operation::stat_file(&file), 0, None)
     }
 
     /// The next names in a directory; none at its end.
     fn list(&self, py: Python<'_>, token: u64, directory: &File) -> PyResult<Py<PyAny>> {
-        let (using, directory) = (self.0.take(py)?, directory.opened()?);
+        let (using, directory) = (self.0.take(py)?, directory.opened(py)?);
         begin(py, using, token, Operation::list(&directory), 0, None)
     }
 
     /// Copies a file to another, both from their beginning: the number of bytes.
     fn copy(&self, py: Python<'_>, token: u64, source: &File, target: &File) -> PyResult<Py<PyAny>> {
-        let (using, from, to) = (self.0.take(py)?, source.opened()?, target.opened()?);
+        let (using, from, to) = (self.0.take(py)?, source.opened(py)?, target.opened(py)?);
         begin(py, using, token, Operation::copy(&from, 0, &to, 0, u64::MAX), 0, None)
     }
 

@@ -119,23 +119,13 @@ impl<T: Send> Using<'_, T> {
             log::deliver(py);
             return found.map_err(|error| raise(py, error));
         }
-        loop {
-            let until = slice(deadline);
-            let value: &mut T = self;
-            let found = py.detach(|| attempt(value, Deadline::At(until)));
-            log::deliver(py);
-            let found = found.map_err(|error| raise(py, error))?;
-            if found.is_some() {
-                return Ok(found);
-            }
-            log::deliver_and_check_signals(py)?;
+        in_slices(py, deadline, |until| {
             if self.handle.is_closing.load(Ordering::Relaxed) {
                 return Err(self.handle.closed(py));
             }
-            if has_passed(deadline) {
-                return Ok(None);
-            }
-        }
+            let value: &mut T = self;
+            py.detach(|| attempt(value, until.into())).map_err(|error| raise(py, error))
+        })
     }
 
     /// Takes a step that may wait a little, without the GIL.
@@ -162,17 +152,38 @@ impl<T: Send> Using<'_, T> {
     }
 }
 
+/// Repeats `attempt`, until a deadline that is at most one slice away, until it returns something; hands over the log
+/// and handles signals between. `None` once `deadline` has passed.
+pub fn in_slices<R>(
+    py: Python<'_>,
+    deadline: Deadline,
+    mut attempt: impl FnMut(Instant) -> PyResult<Option<R>>,
+) -> PyResult<Option<R>> {
+    loop {
+        let found = attempt(slice(deadline));
+        log::deliver(py);
+        if let Some(found) = found? {
+            return Ok(Some(found));
+        }
+        py.check_signals()?;
+        if has_passed(deadline) {
+            return Ok(None);
+        }
+    }
+}
+
 /// The end of a slice of a wait until `deadline`.
-pub fn slice(deadline: Deadline) -> Instant {
-    let slice = Instant::now() + SLICE;
+fn slice(deadline: Deadline) -> Instant {
+    let now = Instant::now();
     match deadline {
-        Deadline::At(end) => end.min(slice),
-        _ => slice,
+        Deadline::Now => now,
+        Deadline::At(end) => end.min(now + SLICE),
+        Deadline::Never => now + SLICE,
     }
 }
 
 /// Whether the deadline has passed.
-pub fn has_passed(deadline: Deadline) -> bool {
+fn has_passed(deadline: Deadline) -> bool {
     match deadline {
         Deadline::Now => true,
         Deadline::At(end) => Instant::now() >= end,

@@ -15,6 +15,7 @@ mod files;
 mod handle;
 mod log;
 mod loop_client;
+mod number;
 mod open;
 mod queue;
 mod queue_claims;
@@ -24,6 +25,7 @@ mod receiver;
 mod records;
 mod sender;
 mod service;
+mod view;
 
 use pyo3::pymodule;
 

@@ -4,6 +4,7 @@ use crate::bytes::{Payload, empty_list, to_bytes};
 use crate::client::Properties;
 use crate::error::raise;
 use crate::handle::Handle;
+use crate::number::{number, number_or_none};
 use crate::open::{self, CLIENT, Opening, Started, options};
 use pelton::{Armed, CallId, Outcome, Sent};
 use pyo3::ffi;
@@ -90,7 +91,11 @@ impl Kept {
 impl LoopClient {
     /// As `Client.connect`, with the same options.
     #[classmethod]
-    #[pyo3(signature = (name, **given))]
+    #[pyo3(
+        signature = (name, **given),
+        text_signature = "($cls, name, *, timeout=0.0, capacity=None, message_bytes_max=None, call_bytes_max=None, \
+            memory_bytes_max=None, allow_uids=None, spin=False)"
+    )]
     fn connect(cls: &Bound<'_, PyType>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<LoopClient> {
         let started = pelton::Client::start_connect(name, &options(given, CLIENT)?.cast());
         Ok(LoopClient::new(open::finish(cls.py(), started)?))
@@ -98,7 +103,11 @@ impl LoopClient {
 
     /// As `connect`, but does not wait: returns an `Opening` for the event loop.
     #[classmethod]
-    #[pyo3(signature = (name, **given))]
+    #[pyo3(
+        signature = (name, **given),
+        text_signature = "($cls, name, *, timeout=0.0, capacity=None, message_bytes_max=None, call_bytes_max=None, \
+            memory_bytes_max=None, allow_uids=None, spin=False)"
+    )]
     fn start_connect(cls: &Bound<'_, PyType>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Opening> {
         let started = pelton::Client::start_connect(name, &options(given, CLIENT)?.cast());
         Ok(Opening::new(Started::Client(started.map_err(|error| raise(cls.py(), error))?)))
@@ -141,8 +150,9 @@ impl LoopClient {
     /// Up to `most` completions that have come, as tuples: the number of the call; whether it has ended; and the bytes
     /// of a reply or of a part, None for the end of a streaming reply, or the exception of a call that has failed.
     /// A MemoryError loses none of them.
-    #[pyo3(signature = (most=256))]
-    fn completions<'py>(&self, py: Python<'py>, most: usize) -> PyResult<Bound<'py, PyList>> {
+    #[pyo3(signature = (most=None), text_signature = "($self, most=256)")]
+    fn completions<'py>(&self, py: Python<'py>, most: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyList>> {
+        let most = number_or_none("most", most)?.unwrap_or(256);
         let list = empty_list(py)?;
         let mut using = self.0.take(py)?;
         let State { client, kept } = &mut *using;
@@ -178,8 +188,9 @@ impl LoopClient {
     }
 
     /// Cancels a call: its service is notified, and no completion of it comes any more.
-    fn cancel(&self, py: Python<'_>, call: u64) -> PyResult<bool> {
-        self.0.take(py)?.cancel(CallId::from_bits(call)).map_err(|error| raise(py, error))
+    fn cancel(&self, call: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let (py, call) = (call.py(), CallId::from_bits(number("call", call)?));
+        self.0.take(py)?.cancel(call).map_err(|error| raise(py, error))
     }
 
     /// Before `arm`: polls for a completion for some microseconds, less if that was useless lately. Returns whether
@@ -243,5 +254,13 @@ impl LoopClient {
     #[getter]
     fn closed(&self) -> bool {
         self.0.is_closed()
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __exit__(&self, _type: &Bound<'_, PyAny>, _value: &Bound<'_, PyAny>, _traceback: &Bound<'_, PyAny>) {
+        self.0.close();
     }
 }

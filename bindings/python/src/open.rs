@@ -3,6 +3,7 @@
 use crate::error::{raise, timed_out};
 use crate::handle::{Handle, Using, deadline};
 use crate::loop_client::LoopClient;
+use crate::number::{option, wrong_type};
 use crate::receiver::Receiver;
 use crate::sender::Sender;
 use pelton::{Deadline, Options, Wait};
@@ -40,15 +41,22 @@ pub fn options(given: Option<&Bound<'_, PyDict>>, taken: &[&str]) -> PyResult<Op
             continue;
         }
         options = match name.as_str() {
-            "timeout" => options.connect_deadline(deadline(value.extract()?)?),
-            "capacity" => options.capacity(value.extract()?),
-            "message_bytes_max" => options.message_bytes_max(value.extract()?),
-            "allow_uids" => options.allow_uids(&value.extract::<Vec<u32>>()?),
-            "spin" => options.wait(if value.extract()? { Wait::Spin } else { Wait::Block }),
-            "lanes" => options.lanes(value.extract()?),
-            "mode" => options.mode(value.extract()?),
-            "call_bytes_max" => options.call_bytes_max(value.extract()?),
-            "memory_bytes_max" => options.memory(value.extract()?),
+            "timeout" => {
+                let seconds =
+                    value.extract().map_err(|_| wrong_type(&name, &value, "seconds, or None for no limit"))?;
+                options.connect_deadline(deadline(seconds)?)
+            }
+            "capacity" => options.capacity(option(&name, &value)?),
+            "message_bytes_max" => options.message_bytes_max(option(&name, &value)?),
+            "allow_uids" => {
+                let uids = value.try_iter().map_err(|_| wrong_type(&name, &value, "a list of user ids"))?;
+                options.allow_uids(&uids.map(|uid| option::<u32>(&name, &uid?)).collect::<PyResult<Vec<_>>>()?)
+            }
+            "spin" => options.wait(if value.is_truthy()? { Wait::Spin } else { Wait::Block }),
+            "lanes" => options.lanes(option(&name, &value)?),
+            "mode" => options.mode(option(&name, &value)?),
+            "call_bytes_max" => options.call_bytes_max(option(&name, &value)?),
+            "memory_bytes_max" => options.memory(option(&name, &value)?),
             other => unreachable!("{other} is in a list of options"),
         };
     }
@@ -76,10 +84,10 @@ pub fn finish<T: Send>(py: Python<'_>, started: pelton::Result<pelton::Opening<T
 #[pyclass(frozen, module = "pelton", weakref)]
 pub struct Opening(Handle<Started>);
 
-/// An opening of either endpoint, or of a client.
+/// An opening of either endpoint, of one with the listener that accepts it, or of a client.
 pub enum Started {
-    Sender(pelton::Opening<pelton::Sender>),
-    Receiver(pelton::Opening<pelton::Receiver>),
+    Sender(pelton::Opening<pelton::Sender>, Option<pelton::Listener>),
+    Receiver(pelton::Opening<pelton::Receiver>, Option<pelton::Listener>),
     Client(pelton::Opening<pelton::Client>),
 }
 
@@ -96,12 +104,12 @@ impl Opening {
         let mut using = self.0.take(py)?;
         let failed = |error| raise(py, error);
         Ok(match &mut *using {
-            Started::Sender(opening) => match opening.try_finish().map_err(failed)? {
-                Some(sender) => Some(Py::new(py, Sender::new(sender, None))?.into_any()),
+            Started::Sender(opening, listener) => match opening.try_finish().map_err(failed)? {
+                Some(sender) => Some(Py::new(py, Sender::new(sender, listener.take()))?.into_any()),
                 None => None,
             },
-            Started::Receiver(opening) => match opening.try_finish().map_err(failed)? {
-                Some(receiver) => Some(Py::new(py, Receiver::new(receiver, None))?.into_any()),
+            Started::Receiver(opening, listener) => match opening.try_finish().map_err(failed)? {
+                Some(receiver) => Some(Py::new(py, Receiver::new(receiver, listener.take()))?.into_any()),
                 None => None,
             },
             Started::Client(opening) => match opening.try_finish().map_err(failed)? {
@@ -114,8 +122,8 @@ impl Opening {
     /// The descriptor to watch for readability.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         Ok(match &*self.0.take(py)? {
-            Started::Sender(opening) => opening.as_raw_fd(),
-            Started::Receiver(opening) => opening.as_raw_fd(),
+            Started::Sender(opening, _) => opening.as_raw_fd(),
+            Started::Receiver(opening, _) => opening.as_raw_fd(),
             Started::Client(opening) => opening.as_raw_fd(),
         })
     }
@@ -123,6 +131,12 @@ impl Opening {
     /// Closes it. Does not wait.
     fn close(&self) {
         self.0.close();
+    }
+
+    /// Whether this handle is closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.0.is_closed()
     }
 }
 
@@ -183,6 +197,22 @@ impl Listener {
         Ok(Receiver::new(receiver, Some(using.clone())))
     }
 
+    /// As `accept_sender`, but does not wait: returns an `Opening` for an event loop, which begins anew by another one.
+    ///
+    /// Closing the opening may disconnect a receiver that has connected: keep it to accept that one later.
+    fn start_accept_sender(&self, py: Python<'_>) -> PyResult<Opening> {
+        let using = self.0.take(py)?;
+        let started = using.start_accept_sender().map_err(|error| raise(py, error))?;
+        Ok(Opening::new(Started::Sender(started, Some(using.clone()))))
+    }
+
+    /// As `accept_receiver`, but does not wait. Otherwise as `start_accept_sender`.
+    fn start_accept_receiver(&self, py: Python<'_>) -> PyResult<Opening> {
+        let using = self.0.take(py)?;
+        let started = using.start_accept_receiver().map_err(|error| raise(py, error))?;
+        Ok(Opening::new(Started::Receiver(started, Some(using.clone()))))
+    }
+
     /// The descriptor to watch for readability: a peer has connected.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         Ok(self.0.take(py)?.as_fd().as_raw_fd())
@@ -191,6 +221,12 @@ impl Listener {
     /// Stops listening, once the accepted endpoints are closed too. Does not wait.
     fn close(&self) {
         self.0.close();
+    }
+
+    /// Whether this handle is closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.0.is_closed()
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -206,7 +242,10 @@ impl Listener {
 ///
 /// Options as of `Sender.connect`. Raises `InUse`, `BadName`, `BadOption`.
 #[pyfunction]
-#[pyo3(signature = (name, **given))]
+#[pyo3(
+    signature = (name, **given),
+    text_signature = "(name, *, capacity=None, message_bytes_max=None, allow_uids=None, spin=False)"
+)]
 pub fn listen(py: Python<'_>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Listener> {
     let listener = options(given, LISTEN)?.cast().listen(name).map_err(|error| raise(py, error))?;
     Ok(Listener(Handle::new("listener", listener)))
@@ -217,7 +256,11 @@ pub fn listen(py: Python<'_>, name: &str, given: Option<&Bound<'_, PyDict>>) -> 
 /// Each sender has a lane of its own, so none waits for another; `capacity` is of each. `Message.lane` is the
 /// number of a message's.
 #[pyfunction]
-#[pyo3(signature = (name, **given))]
+#[pyo3(
+    signature = (name, **given),
+    text_signature = "(name, *, capacity=None, message_bytes_max=None, allow_uids=None, spin=False, \
+        lanes=None)"
+)]
 pub fn gather(py: Python<'_>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Receiver> {
     let receiver = options(given, GATHER)?.cast().gather_at(name).map_err(|error| raise(py, error))?;
     Ok(Receiver::new(receiver, None))
@@ -225,7 +268,7 @@ pub fn gather(py: Python<'_>, name: &str, given: Option<&Bound<'_, PyDict>>) -> 
 
 /// A sender and a receiver for two threads of this process.
 #[pyfunction]
-#[pyo3(signature = (**given))]
+#[pyo3(signature = (**given), text_signature = "(*, capacity=None, message_bytes_max=None, spin=False)")]
 pub fn threads(py: Python<'_>, given: Option<&Bound<'_, PyDict>>) -> PyResult<(Sender, Receiver)> {
     let (sender, receiver) = options(given, THREADS)?.cast().threads().map_err(|error| raise(py, error))?;
     Ok((Sender::new(sender, None), Receiver::new(receiver, None)))

@@ -5,11 +5,13 @@
 //! come between: 4 bytes of zeros, the pickle's length, and the length of each buffer, doubled, plus 1 if it is
 //! read-only, all u64; each buffer begins at a multiple of 64. Nothing runs code of Python while it holds a role.
 
-use crate::bytes::{fill_view, to_bytes};
+use crate::bytes::to_bytes;
 use crate::error::{self, raise};
-use crate::handle::{deadline, has_passed, slice};
+use crate::handle::{deadline, in_slices};
+use crate::number::option;
 use crate::queue_claims::{self, Claims};
 use crate::queue_file::{self, File, Offered, Outgoing};
+use crate::view::fill_view;
 use pelton::{Deadline, Error};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::ffi;
@@ -281,17 +283,10 @@ impl QueueFile {
         deadline: Deadline,
         attempt: impl Fn(Instant) -> pelton::Result<Option<R>> + Send + Sync,
     ) -> PyResult<Option<R>> {
-        loop {
+        in_slices(py, deadline, |until| {
             self.check_open(py)?;
-            let until = slice(deadline);
-            if let Some(found) = py.detach(|| attempt(until)).map_err(|error| raise(py, error))? {
-                return Ok(Some(found));
-            }
-            crate::log::deliver_and_check_signals(py)?;
-            if has_passed(deadline) {
-                return Ok(None);
-            }
-        }
+            py.detach(|| attempt(until)).map_err(|error| raise(py, error))
+        })
     }
 
     /// Takes the next item. `None` once the deadline has passed.
@@ -440,8 +435,9 @@ fn truth(object: &Bound<'_, PyAny>) -> PyResult<bool> {
 impl QueueFile {
     /// Creates a queue of at most `items_max` items (0: any number) in at most `capacity` bytes.
     #[staticmethod]
-    fn create(py: Python<'_>, items_max: u32, capacity: u64) -> PyResult<QueueFile> {
-        QueueFile::new(py, File::create(items_max, capacity))
+    fn create(items_max: &Bound<'_, PyAny>, capacity: &Bound<'_, PyAny>) -> PyResult<QueueFile> {
+        let (py, items_max) = (capacity.py(), option("maxsize", items_max)?);
+        QueueFile::new(py, File::create(items_max, option("capacity", capacity)?))
     }
 
     /// Opens a queue by its name.

@@ -1,17 +1,18 @@
 //! `pelton.Receiver`, and the messages that it lends.
 
-use crate::bytes::{Target, empty_list, fill_view, to_bytes};
+use crate::bytes::{Target, empty_list, to_bytes};
 use crate::descriptors;
 use crate::error::{internal, named, raise, timed_out};
 use crate::handle::{Handle, Using, deadline};
 use crate::log;
+use crate::number::number;
 use crate::open::{self, CONNECT, CREATE, Info, OPEN, Opening, Started, options};
+use crate::view::{EnteredView, fill_view};
 use pelton::raw::Record;
 use pelton::{Deadline, Error, Held, Listener};
-use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyMemoryView, PyType, PyWeakrefMethods, PyWeakrefReference};
+use pyo3::types::{PyBytes, PyDict, PyList, PyMemoryView, PyType};
 use std::mem;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::raw::c_int;
@@ -89,6 +90,17 @@ fn no_message_in_time(py: Python<'_>) -> PyErr {
     timed_out(py, "waiting for a message")
 }
 
+fn start_open_path(
+    directory: PathBuf,
+    create: bool,
+    given: Option<&Bound<'_, PyDict>>,
+) -> PyResult<pelton::Result<pelton::Opening<pelton::Receiver>>> {
+    Ok(match create {
+        true => options(given, CREATE)?.cast().start_create_receiver(directory),
+        false => options(given, OPEN)?.cast().start_open_receiver(directory),
+    })
+}
+
 #[pymethods]
 impl Receiver {
     /// Connects to a sender that listens under `name`: a short name, or `unix:PATH`.
@@ -96,7 +108,11 @@ impl Receiver {
     /// `timeout` is how long to wait for a listener; 0, the default, fails immediately. `capacity` and
     /// `message_bytes_max` limit the lane that the sender creates. Otherwise as `Sender.connect`.
     #[classmethod]
-    #[pyo3(signature = (name, **given))]
+    #[pyo3(
+        signature = (name, **given),
+        text_signature = "($cls, name, *, timeout=0.0, capacity=None, message_bytes_max=None, allow_uids=None, \
+            spin=False)"
+    )]
     fn connect(cls: &Bound<'_, PyType>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Receiver> {
         let started = options(given, CONNECT)?.cast().start_connect_receiver(name);
         Ok(Receiver::new(open::finish(cls.py(), started)?, None))
@@ -104,28 +120,49 @@ impl Receiver {
 
     /// As `connect`, but does not wait: returns an `Opening` for an event loop.
     #[classmethod]
-    #[pyo3(signature = (name, **given))]
+    #[pyo3(
+        signature = (name, **given),
+        text_signature = "($cls, name, *, timeout=0.0, capacity=None, message_bytes_max=None, allow_uids=None, \
+            spin=False)"
+    )]
     fn start_connect(cls: &Bound<'_, PyType>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Opening> {
         let started = options(given, CONNECT)?.cast().start_connect_receiver(name);
-        Ok(Opening::new(Started::Receiver(started.map_err(|error| raise(cls.py(), error))?)))
+        Ok(Opening::new(Started::Receiver(started.map_err(|error| raise(cls.py(), error))?, None)))
     }
 
     /// Opens the channel in a directory as its receiver; with `create`, creates it if it does not exist.
     ///
     /// Begins at the oldest unreleased message. Otherwise as `Sender.open_path`.
     #[classmethod]
-    #[pyo3(signature = (directory, *, create=false, **given))]
+    #[pyo3(
+        signature = (directory, *, create=false, **given),
+        text_signature = "($cls, directory, *, create=False, timeout=0.0, capacity=None, message_bytes_max=None, \
+            lanes=None, mode=None, allow_uids=None, spin=False)"
+    )]
     fn open_path(
         cls: &Bound<'_, PyType>,
         directory: PathBuf,
         create: bool,
         given: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Receiver> {
-        let started = match create {
-            true => options(given, CREATE)?.cast().start_create_receiver(directory),
-            false => options(given, OPEN)?.cast().start_open_receiver(directory),
-        };
-        Ok(Receiver::new(open::finish(cls.py(), started)?, None))
+        Ok(Receiver::new(open::finish(cls.py(), start_open_path(directory, create, given)?)?, None))
+    }
+
+    /// As `open_path`, but does not wait: returns an `Opening` for an event loop.
+    #[classmethod]
+    #[pyo3(
+        signature = (directory, *, create=false, **given),
+        text_signature = "($cls, directory, *, create=False, timeout=0.0, capacity=None, message_bytes_max=None, \
+            lanes=None, mode=None, allow_uids=None, spin=False)"
+    )]
+    fn start_open_path(
+        cls: &Bound<'_, PyType>,
+        directory: PathBuf,
+        create: bool,
+        given: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Opening> {
+        let started = start_open_path(directory, create, given)?.map_err(|error| raise(cls.py(), error))?;
+        Ok(Opening::new(Started::Receiver(started, None)))
     }
 
     /// The next message, copied. Waits up to `timeout` seconds; raises `TimedOut` when they have passed.
@@ -163,7 +200,8 @@ impl Receiver {
     ///
     /// Their space is released at once. Descriptors of these messages are closed.
     #[pyo3(signature = (most, timeout=None))]
-    fn recv_many<'py>(&self, py: Python<'py>, most: usize, timeout: Option<f64>) -> PyResult<Bound<'py, PyList>> {
+    fn recv_many<'py>(&self, most: &Bound<'py, PyAny>, timeout: Option<f64>) -> PyResult<Bound<'py, PyList>> {
+        let (py, most) = (most.py(), number::<usize>("most", most)?);
         let list = empty_list(py)?;
         if most == 0 {
             return Ok(list);
@@ -192,6 +230,9 @@ impl Receiver {
 
     /// The next message, and the descriptors that came with it, which the caller closes. Waits up to `timeout`
     /// seconds.
+    ///
+    /// Raises `DescriptorsLost` if this process has too few free descriptors for them; `error.message` is the message,
+    /// which is released.
     #[pyo3(signature = (timeout=None))]
     fn recv_descriptors<'py>(
         &self,
@@ -209,8 +250,17 @@ impl Receiver {
                 return Err(error);
             }
         };
-        let fds = message.take_descriptors().map_err(|error| raise(py, error))?;
-        Ok((payload, descriptors::numbers(fds)))
+        match message.take_descriptors() {
+            Ok(fds) => Ok((payload, descriptors::numbers(fds))),
+            Err(error) => {
+                let is_lost = matches!(error, Error::DescriptorsLost { .. });
+                let error = raise(py, error);
+                if is_lost {
+                    error.value(py).setattr("message", payload)?;
+                }
+                Err(error)
+            }
+        }
     }
 
     /// The next message in place, without a copy. Waits up to `timeout` seconds.
@@ -346,8 +396,7 @@ struct State {
     is_released: bool,
     /// The descriptors that came with it, or why they did not.
     fds: pelton::Result<Vec<OwnedFd>>,
-    /// The view that `__enter__` returned. Weak: the view has a reference to this object.
-    view: Option<Py<PyWeakrefReference>>,
+    view: Option<EnteredView>,
 }
 
 impl State {
@@ -376,12 +425,8 @@ impl Message {
             state.release_if_unused();
             state.view.take()
         };
-        // A view made of it, as an array of NumPy is, keeps the view, and so the message.
-        if let Some(view) = view.and_then(|view| view.bind(py).upgrade())
-            && let Err(error) = view.call_method0("release")
-            && !error.is_instance_of::<PyBufferError>(py)
-        {
-            error.write_unraisable(py, Some(view.as_any()));
+        if let Some(view) = view {
+            view.release(py);
         }
     }
 
@@ -402,17 +447,16 @@ impl Message {
     }
 
     fn __enter__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyMemoryView>> {
-        let entered = this.get().state().view.as_ref().and_then(|view| view.bind(this.py()).upgrade());
-        if entered.is_some() {
+        let is_entered = this.get().state().view.as_ref().is_some_and(|view| view.is_alive(this.py()));
+        if is_entered {
             return Err(named(
                 this.py(),
                 "Busy",
                 "this message is in a `with` block already: use the view of that one",
             ));
         }
-        let view = PyMemoryView::from(this.as_any())?;
-        let weak = PyWeakrefReference::new(view.as_any())?.unbind();
-        this.get().state().view = Some(weak);
+        let (view, entered) = EnteredView::of(this.as_any())?;
+        this.get().state().view = Some(entered);
         Ok(view)
     }
 

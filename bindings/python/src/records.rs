@@ -1,8 +1,9 @@
 //! `pelton.RecordFile` and `pelton.RecordReader`: messages in a file.
 
 use crate::bytes::{Payload, WITHOUT_GIL, to_bytes};
-use crate::error::{named, raise};
+use crate::error::{named, raise, raise_of_file};
 use crate::handle::Handle;
+use crate::number::number_or_none;
 use pelton::{Appender, Appenders, Options, RecordFileOptions};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -95,23 +96,27 @@ fn closed(py: Python<'_>) -> PyErr {
 #[pymethods]
 impl RecordFile {
     #[new]
-    #[pyo3(signature = (
-        path, *, rotate_bytes=None, sync_bytes=None, sync_interval=None, flush_bytes=None, flush_interval=Some(0.1)
-    ))]
+    #[pyo3(
+        signature = (
+            path, *, rotate_bytes=None, sync_bytes=None, sync_interval=None, flush_bytes=None, flush_interval=Some(0.1)
+        ),
+        text_signature = "(path, *, rotate_bytes=None, sync_bytes=None, sync_interval=None, flush_bytes=None, \
+            flush_interval=0.1)"
+    )]
     fn new(
         py: Python<'_>,
         path: PathBuf,
-        rotate_bytes: Option<u64>,
-        sync_bytes: Option<u64>,
+        rotate_bytes: Option<&Bound<'_, PyAny>>,
+        sync_bytes: Option<&Bound<'_, PyAny>>,
         sync_interval: Option<f64>,
-        flush_bytes: Option<u64>,
+        flush_bytes: Option<&Bound<'_, PyAny>>,
         flush_interval: Option<f64>,
     ) -> PyResult<RecordFile> {
         let mut file = RecordFileOptions::new();
-        if let Some(bytes) = rotate_bytes {
+        if let Some(bytes) = number_or_none("rotate_bytes", rotate_bytes)? {
             file = file.rotate_bytes(bytes);
         }
-        if let Some(bytes) = sync_bytes {
+        if let Some(bytes) = number_or_none("sync_bytes", sync_bytes)? {
             file = file.sync_bytes(bytes);
         }
         if let Some(interval) = sync_interval {
@@ -119,16 +124,16 @@ impl RecordFile {
         }
         let interval = flush_interval.map(|interval| seconds("flush_interval", interval)).transpose()?;
         let mut options = Options::new().flush_interval(interval);
-        if let Some(bytes) = flush_bytes {
+        if let Some(bytes) = number_or_none("flush_bytes", flush_bytes)? {
             options = options.flush_bytes(bytes);
         }
         let opened = py.detach(|| {
-            let file = file.open(path)?;
+            let file = file.open(&path)?;
             let cut_bytes = file.cut_bytes();
             let appenders = Appenders::new(&options, file)?;
             Ok((Open { appender: appenders.appender()?, appenders }, cut_bytes))
         });
-        let (open, cut_bytes) = opened.map_err(|error| raise(py, error))?;
+        let (open, cut_bytes) = opened.map_err(|error| raise_of_file(py, error, &path))?;
         Ok(RecordFile { open: Mutex::new(Some(open)), process: std::process::id(), cut_bytes })
     }
 
@@ -164,6 +169,13 @@ impl RecordFile {
         }
         let synced = py.detach(|| self.lock().take().map(|open| open.appenders.sync()));
         synced.unwrap_or(Ok(())).map_err(|error| raise(py, error))
+    }
+
+    /// Whether this handle is closed.
+    #[getter]
+    fn closed(&self, py: Python<'_>) -> bool {
+        // In a forked child, the thread that held the lock may not exist, and nobody else has closed it.
+        std::process::id() == self.process && py.detach(|| self.lock().is_none())
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {
@@ -205,13 +217,20 @@ struct Reading {
 impl RecordReader {
     #[new]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<RecordReader> {
-        let reader = py.detach(|| pelton::RecordReader::open(path)).map_err(|error| raise(py, error))?;
+        let reader = py.detach(|| pelton::RecordReader::open(&path));
+        let reader = reader.map_err(|error| raise_of_file(py, error, &path))?;
         Ok(RecordReader(Handle::new("record reader", Reading { reader, messages: VecDeque::new() })))
     }
 
     /// Closes it. Does not wait.
     fn close(&self) {
         self.0.close();
+    }
+
+    /// Whether this handle is closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.0.is_closed()
     }
 
     fn __iter__(this: Py<Self>) -> Py<Self> {

@@ -1,16 +1,17 @@
 //! `pelton.Sender`, and the space that it reserves.
 
-use crate::bytes::{Payload, copy, fill_view};
+use crate::bytes::{Payload, copy};
 use crate::descriptors;
 use crate::error::{named, raise, timed_out};
 use crate::handle::{Handle, Using, deadline};
+use crate::number::{number, number_or_none};
 use crate::open::{self, CONNECT, CREATE, Info, OPEN, Opening, Started, options};
+use crate::view::{EnteredView, fill_view};
 use pelton::raw::ReservedSpace;
 use pelton::{Deadline, Error, Listener, Result, Sent};
-use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyMemoryView, PyType, PyWeakrefMethods, PyWeakrefReference};
+use pyo3::types::{PyDict, PyMemoryView, PyType};
 use std::os::fd::AsRawFd;
 use std::os::raw::c_int;
 use std::path::PathBuf;
@@ -176,6 +177,17 @@ fn reserved(py: Python<'_>) -> PyErr {
     named(py, "Reserved", text)
 }
 
+fn start_open_path(
+    directory: PathBuf,
+    create: bool,
+    given: Option<&Bound<'_, PyDict>>,
+) -> PyResult<pelton::Result<pelton::Opening<pelton::Sender>>> {
+    Ok(match create {
+        true => options(given, CREATE)?.cast().start_create_sender(directory),
+        false => options(given, OPEN)?.cast().start_open_sender(directory),
+    })
+}
+
 #[pymethods]
 impl Sender {
     /// Connects to a receiver that listens under `name`: a short name, or `unix:PATH`.
@@ -185,7 +197,11 @@ impl Sender {
     /// own one. With `spin` waits never sleep, and occupy a processor. Raises `NoListener`, `TimedOut`, `BadName`,
     /// `BadOption`, `Refused`.
     #[classmethod]
-    #[pyo3(signature = (name, **given))]
+    #[pyo3(
+        signature = (name, **given),
+        text_signature = "($cls, name, *, timeout=0.0, capacity=None, message_bytes_max=None, allow_uids=None, \
+            spin=False)"
+    )]
     fn connect(cls: &Bound<'_, PyType>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Sender> {
         let started = options(given, CONNECT)?.cast().start_connect_sender(name);
         Ok(Sender::new(open::finish(cls.py(), started)?, None))
@@ -193,10 +209,14 @@ impl Sender {
 
     /// As `connect`, but does not wait: returns an `Opening` for an event loop.
     #[classmethod]
-    #[pyo3(signature = (name, **given))]
+    #[pyo3(
+        signature = (name, **given),
+        text_signature = "($cls, name, *, timeout=0.0, capacity=None, message_bytes_max=None, allow_uids=None, \
+            spin=False)"
+    )]
     fn start_connect(cls: &Bound<'_, PyType>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Opening> {
         let started = options(given, CONNECT)?.cast().start_connect_sender(name);
-        Ok(Opening::new(Started::Sender(started.map_err(|error| raise(cls.py(), error))?)))
+        Ok(Opening::new(Started::Sender(started.map_err(|error| raise(cls.py(), error))?, None)))
     }
 
     /// Opens the channel in a directory as its sender; with `create`, creates it if it does not exist.
@@ -205,18 +225,35 @@ impl Sender {
     /// `message_bytes_max` and `lanes` (how many senders it may have) are for `create`. Raises `NoChannel`,
     /// `NotAChannel`, `RoleTaken`, `NoSpace`, `Rebooted`, `BadOption`.
     #[classmethod]
-    #[pyo3(signature = (directory, *, create=false, **given))]
+    #[pyo3(
+        signature = (directory, *, create=false, **given),
+        text_signature = "($cls, directory, *, create=False, timeout=0.0, capacity=None, message_bytes_max=None, \
+            lanes=None, mode=None, allow_uids=None, spin=False)"
+    )]
     fn open_path(
         cls: &Bound<'_, PyType>,
         directory: PathBuf,
         create: bool,
         given: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Sender> {
-        let started = match create {
-            true => options(given, CREATE)?.cast().start_create_sender(directory),
-            false => options(given, OPEN)?.cast().start_open_sender(directory),
-        };
-        Ok(Sender::new(open::finish(cls.py(), started)?, None))
+        Ok(Sender::new(open::finish(cls.py(), start_open_path(directory, create, given)?)?, None))
+    }
+
+    /// As `open_path`, but does not wait: returns an `Opening` for an event loop.
+    #[classmethod]
+    #[pyo3(
+        signature = (directory, *, create=false, **given),
+        text_signature = "($cls, directory, *, create=False, timeout=0.0, capacity=None, message_bytes_max=None, \
+            lanes=None, mode=None, allow_uids=None, spin=False)"
+    )]
+    fn start_open_path(
+        cls: &Bound<'_, PyType>,
+        directory: PathBuf,
+        create: bool,
+        given: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Opening> {
+        let started = start_open_path(directory, create, given)?.map_err(|error| raise(cls.py(), error))?;
+        Ok(Opening::new(Started::Sender(started, None)))
     }
 
     /// Copies a bytes-like object into the lane. Waits for space up to `timeout` seconds.
@@ -281,8 +318,8 @@ impl Sender {
     /// `with sender.reserve(n) as view:` gives a writable memoryview; the message is sent at the end of the block, and
     /// not after an exception. Until then the sender does nothing else. To send fewer bytes, call `commit(bytes)`.
     #[pyo3(signature = (bytes, timeout=None))]
-    fn reserve(this: Bound<'_, Self>, bytes: usize, timeout: Option<f64>) -> PyResult<Reservation> {
-        let py = this.py();
+    fn reserve(this: Bound<'_, Self>, bytes: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<Reservation> {
+        let (py, bytes) = (this.py(), number("bytes", bytes)?);
         let sender = this.get();
         let mut using = sender.take(py)?;
         let space = find_space(py, &mut using, bytes, deadline(timeout)?)?.ok_or_else(|| no_space_in_time(py))?;
@@ -344,8 +381,9 @@ impl Sender {
     /// For an event loop: makes the descriptor readable when there is space for `bytes`, or the receiver leaves.
     ///
     /// Does not wait. Returns False if there is space already: send, instead of watching the descriptor.
-    #[pyo3(signature = (bytes=0))]
-    fn arm(&self, py: Python<'_>, bytes: usize) -> PyResult<bool> {
+    #[pyo3(signature = (bytes=None), text_signature = "($self, bytes=0)")]
+    fn arm(&self, py: Python<'_>, bytes: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+        let bytes = number_or_none("bytes", bytes)?.unwrap_or(0);
         let armed = self.take(py)?.sender.arm(bytes);
         armed.map(|armed| armed.is_waiting()).map_err(|error| raise(py, error))
     }
@@ -401,8 +439,7 @@ pub struct Reservation {
     sender: Py<Sender>,
     space: ReservedSpace,
     is_over: AtomicBool,
-    /// The view that `__enter__` returned. Weak: the view has a reference to this object.
-    view: Mutex<Option<Py<PyWeakrefReference>>>,
+    view: Mutex<Option<EnteredView>>,
 }
 
 impl Reservation {
@@ -419,14 +456,11 @@ impl Reservation {
         ends
     }
 
-    /// Makes the view of the `with` block unusable. A view made of it, as an array of NumPy is, keeps it.
+    /// Makes the view of the `with` block unusable.
     fn release_view(&self, py: Python<'_>) {
         let view = self.view.lock().ok().and_then(|mut view| view.take());
-        if let Some(view) = view.and_then(|view| view.bind(py).upgrade())
-            && let Err(error) = view.call_method0("release")
-            && !error.is_instance_of::<PyBufferError>(py)
-        {
-            error.write_unraisable(py, Some(view.as_any()));
+        if let Some(view) = view {
+            view.release(py);
         }
     }
 
@@ -444,7 +478,8 @@ impl Reservation {
     ///
     /// Raises `Reserved` if a view of the space is still in use, such as an array of NumPy; then nothing is sent.
     #[pyo3(signature = (bytes=None))]
-    fn commit(&self, py: Python<'_>, bytes: Option<usize>) -> PyResult<()> {
+    fn commit(&self, py: Python<'_>, bytes: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let bytes = number_or_none("bytes", bytes)?.unwrap_or(self.space.bytes as usize);
         self.check_open(py)?;
         self.release_view(py);
         if self.holds().count() > 1 {
@@ -453,7 +488,6 @@ impl Reservation {
             return Err(named(py, "Reserved", text));
         }
         let mut using = self.sender.get().endpoint.take(py)?;
-        let bytes = bytes.unwrap_or(self.space.bytes as usize);
         commit(&mut using.sender, self.space, bytes).map_err(|error| raise(py, error))?;
         self.end();
         Ok(())
@@ -466,10 +500,9 @@ impl Reservation {
     }
 
     fn __enter__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyMemoryView>> {
-        let view = PyMemoryView::from(this.as_any())?;
-        let weak = PyWeakrefReference::new(view.as_any())?.unbind();
+        let (view, entered) = EnteredView::of(this.as_any())?;
         if let Ok(mut stored) = this.get().view.lock() {
-            *stored = Some(weak);
+            *stored = Some(entered);
         }
         Ok(view)
     }

@@ -7,8 +7,9 @@
 
 use crate::bytes::{Payload, WITHOUT_GIL, to_bytes};
 use crate::error::{self, named, raise, timed_out};
-use crate::handle::{deadline, has_passed, slice};
+use crate::handle::{deadline, in_slices};
 use crate::log;
+use crate::number::number;
 use crate::open::{SERVICE, options};
 use pelton::{Armed, Deadline, Error, Responder, Result, Sent, Stopper};
 use pyo3::prelude::*;
@@ -164,18 +165,14 @@ impl Service {
     fn receive_until(&self, py: Python<'_>, deadline: Deadline) -> PyResult<Option<Taken>> {
         // Signals are handled in the main thread alone. Stopping, draining and closing wake the others.
         let is_main = rustix::thread::gettid() == rustix::process::getpid();
-        loop {
-            let until = if is_main && deadline != Deadline::Now { Deadline::At(slice(deadline)) } else { deadline };
+        in_slices(py, deadline, |until| {
+            let until = if is_main && deadline != Deadline::Now { until.into() } else { deadline };
             match py.detach(|| self.find(until)).map_err(|error| raise(py, error))? {
-                Found::Request(taken) => return Ok(Some(taken)),
-                Found::ClosedHandle => return Err(closed_handle(py)),
-                Found::Nothing => {}
+                Found::Request(taken) => Ok(Some(taken)),
+                Found::Nothing => Ok(None),
+                Found::ClosedHandle => Err(closed_handle(py)),
             }
-            crate::log::deliver_and_check_signals(py)?;
-            if has_passed(deadline) {
-                return Ok(None);
-            }
-        }
+        })
     }
 
     fn with_stopper(&self, py: Python<'_>, use_it: fn(&Stopper)) {
@@ -251,7 +248,11 @@ impl Service {
     /// `message_bytes_max`, `memory_bytes_max`, `allow_uids` and `spin` as of `Sender.connect`. Raises `InUse`,
     /// `BadName`, `BadOption`.
     #[classmethod]
-    #[pyo3(signature = (name, **given))]
+    #[pyo3(
+        signature = (name, **given),
+        text_signature = "($cls, name, *, capacity=None, message_bytes_max=None, call_bytes_max=None, \
+            memory_bytes_max=None, allow_uids=None, spin=False, lanes=None)"
+    )]
     fn listen(cls: &Bound<'_, PyType>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Service> {
         let listened = pelton::Service::listen_with(name, &options(given, SERVICE)?.cast());
         let service = listened.map_err(|error| raise(cls.py(), error))?;
@@ -530,7 +531,8 @@ impl Request {
     ///
     /// The client raises `Failed` with them.
     #[pyo3(signature = (code, text=None))]
-    fn fail(&self, py: Python<'_>, code: u32, text: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    fn fail(&self, code: &Bound<'_, PyAny>, text: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let (py, code) = (code.py(), number("code", code)?);
         match text.map(|text| text.extract::<String>().map_err(|_| text)) {
             None => self.answer(py, 0, |responder| responder.fail(code, b"")),
             Some(Ok(text)) => self.answer(py, text.len(), |responder| responder.fail(code, text.as_bytes())),
@@ -578,27 +580,17 @@ impl Request {
         // Without the lock: a part may wait.
         let responder = self.responder().take();
         let mut responder = responder.ok_or_else(|| self.answered(py))?;
-        let sent = loop {
-            let until = if deadline == Deadline::Now { deadline } else { Deadline::At(slice(deadline)) };
-            match py.detach(|| responder.part_until(bytes, until)) {
-                Ok(Sent::Sent) => break Ok(true),
-                Ok(_) => {}
-                Err(error) => break Err(raise(py, error)),
+        let sent = in_slices(py, deadline, |until| {
+            let until = if deadline == Deadline::Now { deadline } else { until.into() };
+            match py.detach(|| responder.part_until(bytes, until)).map_err(|error| raise(py, error))? {
+                Sent::Sent => return Ok(Some(())),
+                _ if deadline == Deadline::Now => return Ok(None),
+                _ => {}
             }
-            if let Err(error) = crate::log::deliver_and_check_signals(py) {
-                break Err(error);
-            }
-            if deadline != Deadline::Now {
-                py.detach(|| self.service.get().poll_ahead());
-                if responder.is_cancelled() {
-                    break Ok(true);
-                }
-            }
-            if has_passed(deadline) {
-                break Ok(false);
-            }
-        };
+            py.detach(|| self.service.get().poll_ahead());
+            Ok(responder.is_cancelled().then_some(()))
+        });
         *self.responder() = Some(responder);
-        sent
+        Ok(sent?.is_some())
     }
 }

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import socket
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import Popen
 
 import pelton
 import pelton.aio
 import pytest
 from conftest import LIMIT, Run
+
+Start = Callable[..., Popen[str]]
+
+SEND = """
+import pelton, sys
+with pelton.Sender.connect(sys.argv[1], timeout=30) as sender:
+    sender.send_many(b"%d" % number for number in range(500))
+    sender.wait_released(30)
+"""
+
 
 def pair() -> tuple[pelton.aio.Sender, pelton.aio.Receiver]:
     sender, receiver = pelton.threads(capacity=1 << 16)
@@ -178,29 +193,195 @@ def test_connecting_waits_in_the_loop_and_a_peers_end_wakes_a_task(run: Run, nam
     run(main())
 
 
-def test_an_endpoint_that_is_dropped_leaves_the_loop(run: Run, name: str) -> None:
-    async def connected() -> tuple[pelton.aio.Receiver, pelton.Sender]:
-        with pelton.listen(name) as listener:
-            accepted = asyncio.create_task(asyncio.to_thread(listener.accept_sender, LIMIT))
-            return await pelton.aio.Receiver.connect(name, timeout=LIMIT), await accepted
+def test_an_endpoint_that_is_dropped_leaves_the_loop(run: Run) -> None:
+    async def main() -> None:
+        sender, first = pelton.threads()
+        number = first.fileno()
+        waited = pelton.aio.Receiver(first)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(waited.recv(), 0.01)
+        sender.close()
+        del first, waited
+        gc.collect()
+        # The loop has let it go, and with it its descriptors.
+        await asyncio.sleep(0)
+        # Opens the same descriptors in the same order.
+        sender, second = pelton.threads()
+        assert second.fileno() == number, "the test needs the same descriptor again"
+        async with pelton.aio.Receiver(second) as receiver:
+            with sender:
+                waiting = asyncio.create_task(receiver.recv())
+                await asyncio.sleep(0)
+                sender.send(b"hello")
+                assert await asyncio.wait_for(waiting, LIMIT) == b"hello"
+
+    run(main())
+
+
+async def numbers_of(receiver: pelton.aio.Receiver) -> list[int]:
+    async with receiver:
+        return [int(message) async for message in receiver]
+
+
+def test_a_listener_accepts_senders_of_its_own_loop_and_of_other_processes(run: Run, name: str, start: Start) -> None:
+    async def send(count: int) -> None:
+        async with await pelton.aio.Sender.connect(name, timeout=LIMIT) as sender:
+            await sender.send_many(b"%d" % number for number in range(count))
 
     async def main() -> None:
-        first, sender = await connected()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(first.recv(), 0.05)
-        number = first._receiver.fileno()
-        sender.close()
-        del first
-        gc.collect()
-        # The loop has let it go, and with it its descriptor.
-        await asyncio.sleep(0.01)
-        second, sender = await connected()
-        with sender:
-            assert second._receiver.fileno() == number, "the test needs the same descriptor again"
-            waiting = asyncio.create_task(second.recv())
-            await asyncio.sleep(0.01)
-            sender.send(b"hello")
-            assert await asyncio.wait_for(waiting, LIMIT) == b"hello"
-        second.close()
+        async with pelton.aio.listen(name) as listener, asyncio.TaskGroup() as tasks:
+            for _ in range(4):
+                tasks.create_task(send(500))
+            for _ in range(2):
+                start(SEND, name)
+            received = [tasks.create_task(numbers_of(await listener.accept_receiver())) for _ in range(6)]
+            for each in received:
+                assert await each == list(range(500))
+        assert listener.closed
+
+    run(main())
+
+
+def test_a_listener_accepts_receivers_and_its_sender_ends_each(run: Run, name: str) -> None:
+    async def receive() -> list[int]:
+        return await numbers_of(await pelton.aio.Receiver.connect(name, timeout=LIMIT))
+
+    async def main() -> None:
+        async with pelton.aio.listen(name, capacity=1 << 16) as listener:
+            for _ in range(3):
+                receiving = asyncio.create_task(receive())
+                async with await listener.accept_sender() as sender:
+                    assert sender.info().capacity == 1 << 16
+                    await sender.send_many(b"%d" % number for number in range(100))
+                assert await receiving == list(range(100))
+
+    run(main())
+
+
+def test_a_cancelled_accept_refuses_nobody(run: Run, name: str) -> None:
+    async def main() -> None:
+        async with pelton.aio.listen(name) as listener:
+            for number in range(60):
+                connecting = asyncio.create_task(pelton.aio.Sender.connect(name))
+                accepting = asyncio.create_task(listener.accept_receiver())
+                for _ in range(number % 12):
+                    await asyncio.sleep(0)
+                accepting.cancel()
+                try:
+                    receiver = await accepting
+                except asyncio.CancelledError:
+                    receiver = await listener.accept_receiver()
+                async with receiver, await connecting as sender:
+                    await sender.send(b"hello")
+                    assert await receiver.recv() == b"hello"
+
+    run(main())
+
+
+def test_one_task_at_a_time_accepts_and_a_close_ends_it(run: Run, name: str) -> None:
+    async def main() -> None:
+        listener = pelton.aio.listen(name)
+        accepting = asyncio.create_task(listener.accept_receiver())
+        await asyncio.sleep(0)
+        with pytest.raises(pelton.Busy, match="another task accepts"):
+            await listener.accept_sender()
+        accepting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await accepting
+        # Of the other kind than the cancelled one.
+        connecting = asyncio.create_task(pelton.aio.Receiver.connect(name))
+        async with await listener.accept_sender() as sender, await connecting as receiver:
+            await sender.send(b"hello")
+            assert await receiver.recv() == b"hello"
+        accepting = asyncio.create_task(listener.accept_receiver())
+        await asyncio.sleep(0)
+        listener.close()
+        with pytest.raises(pelton.ClosedHandle, match="this listener is closed"):
+            await accepting
+        pelton.listen(name).close()
+
+    run(main())
+
+
+def test_a_silent_and_a_wrong_peer_delay_no_accept(run: Run, name: str) -> None:
+    async def main() -> None:
+        async with pelton.aio.listen(name) as listener:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+                silent.connect(name.removeprefix("unix:"))
+                accepting = asyncio.create_task(listener.accept_receiver())
+                with pytest.raises(pelton.Refused, match="receiver"):
+                    await pelton.aio.Receiver.connect(name)
+                async with await pelton.aio.Sender.connect(name) as sender, await accepting as receiver:
+                    await sender.send(b"hello")
+                    assert await receiver.recv() == b"hello"
+
+    run(main())
+
+
+def test_many_senders_gather_in_one_receiver(run: Run, name: str, start: Start) -> None:
+    async def main() -> None:
+        async with pelton.aio.gather(name, lanes=4) as receiver:
+            for _ in range(2):
+                start(SEND, name)
+
+            async def send() -> None:
+                # The receiver accepts it while it receives.
+                async with await pelton.aio.Sender.connect(name) as sender:
+                    await sender.send_many(b"%d" % number for number in range(500))
+
+            sending = asyncio.create_task(send())
+            found: dict[int, list[int]] = {}
+            for _ in range(1500):
+                message = await receiver.peek()
+                with message as view:
+                    found.setdefault(message.lane, []).append(int(bytes(view)))
+            await sending
+        assert len(found) == 3 and all(numbers == list(range(500)) for numbers in found.values())
+
+    run(main())
+
+
+def test_what_a_thread_does_in_place_and_with_descriptors_a_task_does_too(run: Run, name: str) -> None:
+    async def main() -> None:
+        async with pelton.aio.listen(name, capacity=1 << 16) as listener:
+            connecting = asyncio.create_task(pelton.aio.Sender.connect(name))
+            async with await listener.accept_receiver() as receiver, await connecting as sender:
+
+                async def send() -> None:
+                    for number in range(300):
+                        with await sender.reserve(1000) as view:
+                            view[:] = bytes([number % 256]) * 1000
+                    for number in range(300):
+                        await sender.send_descriptors(bytes(1000), [0] * (number % 2))
+
+                sending = asyncio.create_task(send())
+                buffer = bytearray(1000)
+                for number in range(300):
+                    if number % 2:
+                        assert await receiver.recv_into(buffer) == 1000 and set(buffer) == {number % 256}
+                    else:
+                        with await receiver.peek() as view:
+                            assert set(view) == {number % 256}
+                for number in range(300):
+                    message, fds = await receiver.recv_descriptors()
+                    for fd in fds:
+                        os.close(fd)
+                    assert message == bytes(1000) and len(fds) == number % 2
+                await sending
+                assert receiver.info().messages == 600
+
+    run(main())
+
+
+def test_a_path_is_opened_in_the_loop_once_it_exists(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        opening = asyncio.create_task(pelton.aio.Receiver.open_path(tmp_path / "channel", timeout=LIMIT))
+        await asyncio.sleep(0)
+        with pytest.raises(pelton.NoChannel):
+            await pelton.aio.Sender.open_path(tmp_path / "channel")
+        async with await pelton.aio.Sender.open_path(tmp_path / "channel", create=True) as sender:
+            await sender.send(b"hello")
+        async with await opening as receiver:
+            assert [message async for message in receiver] == [b"hello"]
 
     run(main())

@@ -178,6 +178,35 @@ def test_an_exception_of_a_handler_fails_the_call_with_its_class_and_text(run: R
     run(main())
 
 
+def test_a_plain_handler_fails_its_calls_and_the_service_goes_on(run: Run, name: str) -> None:
+    def plain(request: pelton.Request) -> object:
+        if request.data == b"awaitable":
+            return handler(request)
+        return (b"part" for _ in range(2)) if request.data == b"parts" else request.data
+
+    async def handler(request: pelton.Request) -> bytes:
+        return request.data[::-1]
+
+    async def main() -> None:
+        async with pelton.aio.Service.listen(name) as service:
+            with pytest.raises(TypeError, match="the handler is bytes, wanted an `async def`"):
+                await service.run(b"no function")  # type: ignore[arg-type]
+            running = asyncio.create_task(service.run(plain))  # type: ignore[arg-type]
+            async with await pelton.aio.Client.connect(name, timeout=LIMIT) as client:
+                for request, found in (b"tea", "bytes"), (b"parts", "generator"), (b"tea", "bytes"):
+                    with pytest.raises(pelton.Failed, match=f"code 1: TypeError: the handler returned {found}, wanted"):
+                        await client.call(request)
+                    with pytest.raises(pelton.Failed, match="wanted an `async def`"):
+                        async for part in client.stream(request):
+                            raise AssertionError(part)
+                # What counts is the coroutine.
+                assert await client.call(b"awaitable") == b"elbatiawa"
+            service.stop()
+            await running
+
+    run(main())
+
+
 def test_the_parts_of_a_reply_come_one_by_one_or_in_one_piece(run: Run, name: str) -> None:
     async def main() -> None:
         async with served(name) as (client, _, _):

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import array
+import errno
 import gc
 import logging
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
 import threading
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import Popen
+from typing import Any
 
 import pelton
+import pelton.aio
+import pelton.files
+import pelton.logging
 import pytest
 from conftest import LIMIT
 
@@ -379,11 +386,45 @@ def test_descriptors_travel_with_a_message(name: str) -> None:
                 with receiver.peek(LIMIT) as view:
                     assert bytes(view) == b"again"
                 assert receiver.recv_descriptors(LIMIT) == (b"none", [])
-                with pytest.raises(OSError):
+                with pytest.raises(pelton.System, match=f"duplicating descriptor {read}") as raised:
                     sender.send_descriptors(b"closed", [read])
+                assert raised.value.errno == errno.EBADF
                 with pytest.raises(pelton.TooManyDescriptors):
                     sender.send_descriptors(b"many", [write] * 65)
                 os.close(write)
+
+
+def test_a_message_whose_descriptors_are_lost_arrives_with_the_error(name: str) -> None:
+    with pelton.listen(name) as listener:
+        opening = pelton.Sender.start_connect(name)
+        accepting = listener.start_accept_receiver()
+        endpoints: dict[pelton.Opening, Any] = {}
+        while len(endpoints) < 2:
+            for each in {opening, accepting} - endpoints.keys():
+                if (opened := each.try_finish()) is not None:
+                    endpoints[each] = opened
+        opening.close()
+        accepting.close()
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with endpoints[opening] as sender, endpoints[accepting] as receiver:
+            sender.send_descriptors(b"a message", [0, 1])
+            sender.send_descriptors(b"in place", [0])
+            sender.send_descriptors(b"the next", [0])
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+            try:
+                with pytest.raises(pelton.DescriptorsLost, match="2 descriptors.*RLIMIT_NOFILE") as raised:
+                    receiver.recv_descriptors(LIMIT)
+                message = receiver.peek(LIMIT)
+                with pytest.raises(pelton.DescriptorsLost) as also_raised:
+                    message.take_descriptors()
+                assert bytes(message) == b"in place" and also_raised.value.message is None
+                message.release()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            assert raised.value.message == b"a message"
+            payload, (fd,) = receiver.recv_descriptors(LIMIT)
+            os.close(fd)
+            assert payload == b"the next"
 
 
 def test_descriptors_do_not_go_through_a_path(tmp_path: Path) -> None:
@@ -446,25 +487,55 @@ def test_a_second_thread_is_refused_and_a_close_ends_the_wait_of_the_first() -> 
         assert isinstance(errors[0], pelton.ClosedHandle)
 
 
+def until_asleep(pid: int) -> None:
+    """Waits until the main thread of a process sleeps."""
+    stat = Path(f"/proc/{pid}/stat")
+    while stat.read_text().rpartition(")")[2].split()[0] != "S":
+        time.sleep(0)
+
+
 @pytest.mark.parametrize(
     "wait",
     [
         "s, r = pelton.threads(); wait(r.recv)",
         "s, r = pelton.threads(); wait(lambda: next(r))",
         "s, r = pelton.threads(); wait(r.peek)",
+        "s, r = pelton.threads(); wait(lambda: r.recv_into(bytearray(9)))",
+        "s, r = pelton.threads(); wait(lambda: r.recv_many(9))",
+        "s, r = pelton.threads(); wait(r.recv_descriptors)",
         "s, r = pelton.threads(); s.send(b''); wait(s.wait_released)",
         "s, r = pelton.threads(capacity=1 << 16); wait(lambda: s.send_many(bytes(1000) for _ in range(1000)))",
+        "s, r = pelton.threads(); s.try_send(bytes(1 << 24)); s.try_send(bytes(1 << 24)); s.try_send(bytes(1 << 24));"
+        "wait(lambda: s.reserve(1 << 24))",
+        "s, r = pelton.threads(capacity=1 << 16)\nwhile s.try_send(bytes(1000)): pass\n"
+        "wait(lambda: s.send_descriptors(bytes(1000), []))",
         "wait(lambda: pelton.Sender.connect(name, timeout=None))",
         "wait(lambda: pelton.Receiver.open_path(name[5:], timeout=None))",
         "listener = pelton.listen(name); wait(listener.accept_receiver)",
+        "listener = pelton.listen(name); wait(listener.accept_sender)",
         "r = pelton.gather(name); wait(r.recv)",
         "r = pelton.Receiver.open_path(name[5:], create=True); wait(r.resume)",
+        "s = pelton.Sender.open_path(name[5:], create=True); wait(s.resume)",
+        "service = pelton.Service.listen(name); wait(service.receive)",
+        "service = pelton.Service.listen(name); wait(lambda: service.run(len))",
+        "serve(name); client = pelton.Client.connect(name, timeout=9);"
+        "wait(lambda: client.call(b''))",
+        "serve(name); client = pelton.Client.connect(name, timeout=9);"
+        "wait(lambda: next(client.stream(b'')))",
+        "serve(name); client = pelton.Client.connect(name, timeout=9);"
+        "wait(lambda: [client.notify(bytes(1 << 20)) for _ in range(1000)])",
+        "q = pelton.Queue(); wait(q.get)",
+        "q = pelton.Queue(1); q.put(0); wait(lambda: q.put(1))",
+        "q = pelton.JoinableQueue(); q.put(0); wait(q.join)",
     ],
 )
 def test_a_signal_ends_each_wait(wait: str, name: str, start: Start) -> None:
     script = """
-import pelton, sys, time
+import pelton, sys, threading, time
 name = sys.argv[1]
+def serve(name):
+    service = pelton.Service.listen(name)
+    threading.Thread(target=service.run, args=(lambda request: time.sleep(99),), daemon=True).start()
 def wait(call):
     try:
         print("waits", flush=True)
@@ -474,6 +545,7 @@ def wait(call):
 """
     process = start(script + wait, name)
     assert process.stdout is not None and process.stdout.readline() == "waits\n"
+    until_asleep(process.pid)
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "interrupted\n"
 
@@ -569,12 +641,15 @@ def test_a_subinterpreter_is_refused() -> None:
 
 
 def test_every_public_name_is_documented() -> None:
-    for name in pelton.__all__:
-        thing = getattr(pelton, name)
-        assert thing.__doc__, name
-        if isinstance(thing, type) and not issubclass(thing, Exception):
-            for attribute, method in vars(thing).items():
-                assert attribute.startswith("_") or not callable(method) or method.__doc__, f"{name}.{attribute}"
+    for module in (pelton, pelton.aio, pelton.files, pelton.logging, pelton.queue):
+        assert module.__doc__
+        for name in module.__all__:
+            thing = getattr(module, name)
+            assert thing.__doc__, name
+            if isinstance(thing, type) and not issubclass(thing, Exception):
+                own = [each for each in thing.__mro__ if each.__module__.startswith("pelton")]
+                for attribute, method in {**ChainMap(*(vars(each) for each in own))}.items():
+                    assert attribute.startswith("_") or not callable(method) or method.__doc__, f"{name}.{attribute}"
 
 
 def test_no_call_leaks_objects(pair: Pair) -> None:

@@ -7,6 +7,7 @@ import errno
 import functools
 import gc
 import os
+import pickle
 import shutil
 import time
 import weakref
@@ -88,7 +89,7 @@ def test_an_operation_that_waits_for_space_and_ends_at_once_returns(run: Run, tm
         writer = os.open(fifo, os.O_RDWR)
         async with await pelton.files.open(path) as file, await pelton.files.open(fifo) as reading:
             engine = reading._engine
-            read = functools.partial(engine.run, engine.begin.read, reading._file, 1, None)
+            read = functools.partial(engine.run, ("fifo",), engine.begin.read, reading._file, 1, None)
             reads = [asyncio.ensure_future(read()) for _ in range(IN_FLIGHT)]
             await asyncio.sleep(0.1)
             os.write(writer, b"x")
@@ -185,6 +186,9 @@ def test_an_error_is_the_exception_of_python_with_its_errno(run: Run, tmp_path: 
             await pelton.files.read_file(tmp_path / "none")
         assert isinstance(raised.value, pelton.System) and raised.value.errno == errno.ENOENT
         assert "none" in str(raised.value)
+        assert (raised.value.filename, raised.value.filename2) == (str(tmp_path / "none"), None)
+        again = pickle.loads(pickle.dumps(raised.value))
+        assert (again.filename, again.errno, str(again)) == (raised.value.filename, errno.ENOENT, str(raised.value))
         (tmp_path / "file").touch()
         with pytest.raises(FileExistsError):
             await pelton.files.open(tmp_path / "file", "x")
@@ -193,8 +197,11 @@ def test_an_error_is_the_exception_of_python_with_its_errno(run: Run, tmp_path: 
         with pytest.raises(IsADirectoryError):
             await pelton.files.write_file(tmp_path, b"")
         async with await pelton.files.open(tmp_path / "file") as file:
-            with pytest.raises(pelton.System, match="EBADF"):
+            assert file.name == str(tmp_path / "file")
+            with pytest.raises(pelton.System, match="EBADF") as raised:
                 await file.write(b"read only")
+            assert raised.value.filename == file.name
+            assert await file.read(-1) == b""
             with pytest.raises(TypeError, match="bytes-like"):
                 await file.write("text")  # type: ignore[arg-type]
         assert file.closed
@@ -311,9 +318,20 @@ def test_a_copy_to_itself_is_refused_and_changes_nothing(run: Run, tmp_path: Pat
         source.write_bytes(b"hello")
         link.hardlink_to(source)
         for target in (source, link):
-            with pytest.raises(shutil.SameFileError):
+            with pytest.raises(shutil.SameFileError, match="are one file") as raised:
                 await pelton.files.copy(source, target)
+            assert (raised.value.filename, raised.value.filename2) == (str(source), str(target))
         assert source.read_bytes() == b"hello"
+        with pytest.raises(FileNotFoundError) as failed:
+            await pelton.files.copy(tmp_path / "none", link)
+        assert (failed.value.filename, failed.value.filename2) == (str(tmp_path / "none"), None)
+        with pytest.raises(NotADirectoryError) as failed_too:
+            await pelton.files.copy(source, link / "below a file")
+        assert failed_too.value.filename == str(link / "below a file")
+        # The kernel copies no directory.
+        with pytest.raises(OSError) as both:
+            await pelton.files.copy(tmp_path, tmp_path / "other")
+        assert (both.value.filename, both.value.filename2) == (str(tmp_path), str(tmp_path / "other"))
         assert await pelton.files.copy(source, tmp_path / "other") == 5
         assert await pelton.files.copy(source, tmp_path / "other") == 5
 

@@ -44,6 +44,38 @@ with pelton.listen({name!r}) as listener, listener.accept_sender({LIMIT}) as sen
     assert sender.wait(LIMIT) == 0
 
 
+UNBUFFERED = "import builtins, functools\nprint = functools.partial(builtins.print, flush=True)\n"
+SEND = """
+import os, pelton, signal, sys
+sender = pelton.Sender.connect(sys.argv[1], timeout=30)
+sender.send(b"hello")
+sender.wait_released(30)
+os.kill(os.getpid(), signal.SIGKILL) if sys.argv[2] == "killed" else sender.close()
+"""
+
+
+def test_the_server_of_asyncio_accepts_senders_and_outlives_a_killed_one(
+    name: str, start: Callable[..., Popen[str]]
+) -> None:
+    serving = examples(name)[3]
+    server = start(UNBUFFERED + serving + "\nasyncio.run(serve())")
+    for end in ("closed", "killed", "closed"):
+        start(SEND, name, end).wait(LIMIT)
+    assert server.stdout is not None
+    # The receiver of the killed one may see its end after the next message.
+    found = [server.stdout.readline() for _ in range(4)]
+    assert sorted(found) == ["a sender was killed\n", *["b'hello'\n"] * 3]
+
+
+def test_the_receiver_of_asyncio_gathers_senders(name: str, start: Callable[..., Popen[str]]) -> None:
+    gathering = examples(name)[4]
+    receiver = start(UNBUFFERED + gathering + "\nasyncio.run(gather())")
+    senders = [start(SEND, name, end) for end in ("closed", "killed", "closed")]
+    assert receiver.stdout is not None
+    found = {receiver.stdout.readline() for _ in senders}
+    assert found == {f"{sender.pid} b'hello'\n" for sender in senders}
+
+
 def test_the_examples_of_calls_call_each_other(name: str, start: Callable[..., Popen[str]]) -> None:
     serving, calling, _, calling_in_a_loop = examples(name, "Calls")
     start(serving)

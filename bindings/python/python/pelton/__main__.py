@@ -4,7 +4,15 @@ import os
 import shutil
 import sys
 
-tool = shutil.which("pelton")
-if tool is None:
-    sys.exit("python -m pelton: the command `pelton` is not in PATH. The wheel does not bring it: install it by ./run install")
-os.execv(tool, ["pelton", *sys.argv[1:]])
+
+def main() -> None:
+    """Becomes the command, or ends with a text that says how to install it."""
+    tool = shutil.which("pelton")
+    if tool is None:
+        text = "the command `pelton` is not in PATH. The wheel does not bring it: install it by ./run install"
+        sys.exit(f"python -m pelton: {text}")
+    os.execv(tool, ["pelton", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,10 @@ class Error(Exception):
     code: str | int = "internal"
     sent: int
 
+    def __str__(self) -> str:
+        # Also of those that are an OSError with an errno and a filename, from which that makes a text of its own.
+        return str(self.args[0]) if self.args else ""
+
 
 class TimedOut(Error, TimeoutError):
     """A timeout has passed: nothing was sent or received."""
@@ -63,6 +67,8 @@ class DescriptorsLost(Error, OSError):
     """This process had no free descriptor for all that came with a message: raise RLIMIT_NOFILE."""
 
     code = "descriptors_lost"
+    message: bytes | None = None
+    """Of `recv_descriptors`: the message, which is released. None of `Message.take_descriptors`."""
 
 
 class Corrupt(Error, ConnectionAbortedError):
@@ -142,24 +148,21 @@ class System(Error, OSError):
 
     code = "system"
 
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
-
     def __reduce__(self) -> tuple[Any, ...]:
         # The class for an errno is made where it is needed.
-        return system, (self.errno, str(self)), self.__dict__
+        return system, (self.errno, str(self), self.filename, self.filename2), self.__dict__
 
 
 _of_errno: dict[int | None, type[System]] = {}
 
 
-def system(errno: int | None, text: str) -> System:
+def system(errno: int | None, text: str, filename: object = None, filename2: object = None) -> System:
     """A `System` that is also the exception of Python for that errno, such as FileNotFoundError."""
     if errno not in _of_errno:
         builtin = OSError if errno is None else type(OSError(errno, ""))
         _of_errno[errno] = System if builtin is OSError else type("System", (System, builtin), {})
     raised = _of_errno[errno](text)
-    raised.errno = errno
+    raised.errno, raised.filename, raised.filename2 = errno, filename, filename2
     if errno is not None:
         raised.strerror = os.strerror(errno)
     return raised
@@ -229,7 +232,8 @@ _Bytes = bytes
 class Failed(Error):
     """The service failed the call, with a code and a text of its own. A handler raises it to fail its call so."""
 
-    code: int
+    code: int = 0
+    """Of the service's own choice; 1 is an exception of its handler."""
     bytes: _Bytes
     """The text as the service sent it."""
 

@@ -8,7 +8,7 @@ What the page cache has is read and written within the call. The rest goes to io
 to threads of the engine, which run no Python. Everything is `bytes`: a written `bytes` object is not copied.
 
 Each wait may be cancelled; the operation may still take effect. An error is an `OSError` of Python's class for it, such
-as FileNotFoundError. Each event loop has an engine of its own, which ends with the loop; a file belongs to the loop in
+as FileNotFoundError, with `errno`, `filename` and, of a copy, `filename2`. Each event loop has an engine of its own, which ends with the loop; a file belongs to the loop in
 which it was opened.
 """
 
@@ -34,6 +34,8 @@ __all__ = ["File", "copy", "listdir", "open", "read_file", "write_file"]
 
 # The bytes of one read of a file of unknown size. A guess.
 _PIECE = 256 << 10
+
+_Path = str | os.PathLike[str]
 
 _MODES = {"r": os.O_RDONLY, "w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND}
 _MODES["x"] = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -74,8 +76,35 @@ class _Engine:
         self.begin.close()
         delattr(loop, _ATTRIBUTE)
 
-    async def run(self, begin: Callable[..., Any], *arguments: Any) -> Any:
-        """Begins an operation by a method of `self.begin`, and returns its result."""
+    async def run(self, names: tuple[str, ...], begin: Callable[..., Any], *arguments: Any) -> Any:
+        """Begins an operation by a method of `self.begin`, and returns its result. `names` are those of its files."""
+        try:
+            loop = self._entered()
+            self._tokens += 1
+            token = self._tokens
+            result = begin(token, *arguments)
+            if result is not ...:
+                if self._waiters and self.begin.has_found:
+                    self._take()
+                return result
+            # Before anything is taken: with the space of what is taken, this operation may begin and end at once.
+            if not self._is_registered:
+                loop.add_reader(self.begin.fileno(), self._rung)
+                self._is_registered = True
+            waiter = self._waiters[token] = loop.create_future()
+            try:
+                self._arm()
+                return await waiter
+            finally:
+                del self._waiters[token]
+                if waiter.cancelled():
+                    self.begin.cancel(token)
+        except OSError as error:
+            error.filename, error.filename2 = names[0], names[1] if len(names) == 2 else None
+            raise
+
+    def _entered(self) -> asyncio.AbstractEventLoop:
+        """The running loop, which is the one of this engine."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -89,25 +118,7 @@ class _Engine:
             if own is None or own.is_closed():
                 raise pelton.ClosedHandle("the event loop of this file is closed: open one here")
             raise pelton.Busy("this file belongs to another event loop: open one here")
-        self._tokens += 1
-        token = self._tokens
-        result = begin(token, *arguments)
-        if result is not ...:
-            if self._waiters and self.begin.has_found:
-                self._take()
-            return result
-        # Before anything is taken: with the space of what is taken, this operation may begin and end at once.
-        if not self._is_registered:
-            loop.add_reader(self.begin.fileno(), self._rung)
-            self._is_registered = True
-        waiter = self._waiters[token] = loop.create_future()
-        try:
-            self._arm()
-            return await waiter
-        finally:
-            del self._waiters[token]
-            if waiter.cancelled():
-                self.begin.cancel(token)
+        return loop
 
     def _rung(self) -> None:
         self._take()
@@ -150,13 +161,14 @@ def _flags(mode: str) -> int:
     return flags & ~os.O_ACCMODE | os.O_RDWR if "+" in mode else flags
 
 
-async def open(path: str | os.PathLike[str], mode: str = "r", permissions: int = 0o666) -> File:
+async def open(path: _Path, mode: str = "r", permissions: int = 0o666) -> File:
     """Opens a file. `mode` is that of Python's own `open`, without text. A new file has `permissions`, less the umask."""
     engine = await _engine()
-    return File(engine, await engine.run(engine.begin.open, path, _flags(mode), permissions))
+    name = os.fspath(path)
+    return File(engine, await engine.run((name,), engine.begin.open, name, _flags(mode), permissions), name)
 
 
-async def read_file(path: str | os.PathLike[str]) -> bytes:
+async def read_file(path: _Path) -> bytes:
     """All bytes of a file."""
     async with await open(path) as file:
         size = await file.size()
@@ -164,34 +176,37 @@ async def read_file(path: str | os.PathLike[str]) -> bytes:
         return await file.pread(size, 0) if size > 0 else await file.read()
 
 
-async def write_file(path: str | os.PathLike[str], data: Buffer) -> None:
+async def write_file(path: _Path, data: Buffer) -> None:
     """Creates or replaces a file with these bytes. Not atomic, and not synced."""
     async with await open(path, "w") as file:
         await file.write(data)
 
 
-async def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> int:
+async def copy(source: _Path, target: _Path) -> int:
     """Copies a file's bytes within the kernel, creates or replaces `target`, and returns how many bytes it has.
 
     Raises `shutil.SameFileError`, an OSError, if both are one file, which it would empty.
     """
+    names = os.fspath(source), os.fspath(target)
     async with await open(source) as reading:
         engine = reading._engine
         with contextlib.suppress(FileNotFoundError):
-            async with File(engine, await engine.run(engine.begin.open, target, os.O_WRONLY, 0)) as there:
+            opened = await engine.run(names[1:], engine.begin.open, names[1], os.O_WRONLY, 0)
+            async with File(engine, opened, names[1]) as there:
                 if os.path.samestat(os.fstat(reading.fileno()), os.fstat(there.fileno())):
-                    raise shutil.SameFileError(f"{os.fspath(source)!r} and {os.fspath(target)!r} are one file")
+                    text = "source and target are one file, which the copy would empty"
+                    raise shutil.SameFileError(errno.EINVAL, text, names[0], None, names[1])
         async with await open(target, "w") as writing:
-            copied: int = await engine.run(engine.begin.copy, reading._file, writing._file)
+            copied: int = await engine.run(names, engine.begin.copy, reading._file, writing._file)
             return copied
 
 
-async def listdir(path: str | os.PathLike[str] = ".") -> list[str]:
+async def listdir(path: _Path = ".") -> list[str]:
     """The names in a directory, in any order, without `.` and `..`."""
     names: list[str] = []
     async with await open(path) as directory:
         engine = directory._engine
-        while found := await engine.run(engine.begin.list, directory._file):
+        while found := await engine.run(directory._names, engine.begin.list, directory._file):
             names += found
     return names
 
@@ -200,16 +215,17 @@ class File:
     """An open file: see `open`. Any number of tasks of its loop may use it; those that read at its own
     position take turns, and so do those that write there."""
 
-    def __init__(self, engine: _Engine, file: _pelton.File) -> None:
+    def __init__(self, engine: _Engine, file: _pelton.File, name: str) -> None:
         self._engine = engine
         self._file = file
+        self._names = (name,)
         # The kernel does not order operations at a file's own position. Two, since a FIFO is read while it is written.
         self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
 
     async def read(self, most: int | None = None) -> bytes:
-        """Reads `most` bytes at the file's position: fewer only at its end. None: everything to the end."""
+        """Reads `most` bytes at the file's position: fewer only at its end. None or -1: everything to the end."""
         async with self._reading:
-            if most is not None:
+            if most is not None and most != -1:
                 return await self._read(most, None)
             pieces = [await self._read(_PIECE, None)]
             while pieces[-1]:
@@ -221,36 +237,41 @@ class File:
         return await self._read(most, offset)
 
     async def _read(self, most: int, offset: int | None) -> bytes:
-        data: bytes = await self._engine.run(self._engine.begin.read, self._file, most, offset)
+        data: bytes = await self._engine.run(self._names, self._engine.begin.read, self._file, most, offset)
         return data
 
     async def write(self, data: Buffer) -> int:
         """Writes all of a bytes-like object at the file's position, or at its end in mode `a`. Returns its size."""
         async with self._writing:
-            written: int = await self._engine.run(self._engine.begin.write, self._file, data, None)
+            written: int = await self._engine.run(self._names, self._engine.begin.write, self._file, data, None)
             return written
 
     async def pwrite(self, data: Buffer, offset: int) -> int:
         """Writes all of a bytes-like object at `offset`. Returns its size."""
-        written: int = await self._engine.run(self._engine.begin.write, self._file, data, offset)
+        written: int = await self._engine.run(self._names, self._engine.begin.write, self._file, data, offset)
         return written
 
     async def fsync(self, data_only: bool = False) -> None:
         """Waits until everything that was written is on the disk; with `data_only` without its times (fdatasync)."""
-        await self._engine.run(self._engine.begin.sync, self._file, data_only)
+        await self._engine.run(self._names, self._engine.begin.sync, self._file, data_only)
 
     async def size(self) -> int:
         """The file's length in bytes."""
-        size: int = await self._engine.run(self._engine.begin.size, self._file)
+        size: int = await self._engine.run(self._names, self._engine.begin.size, self._file)
         return size
 
     async def close(self) -> None:
         """Closes the file. Raises the system's error; EBUSY while another task uses it: the last one closes it then."""
-        await self._engine.run(self._engine.begin.close_file, self._file)
+        await self._engine.run(self._names, self._engine.begin.close_file, self._file)
 
     def fileno(self) -> int:
         """The descriptor."""
         return self._file.fileno()
+
+    @property
+    def name(self) -> str:
+        """The path that was given to `open`."""
+        return self._names[0]
 
     @property
     def closed(self) -> bool:

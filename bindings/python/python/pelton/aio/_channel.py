@@ -1,153 +1,140 @@
-"""Channels and calls in asyncio and uvloop: each handle's descriptor in the loop, no thread.
-
-    async with await pelton.aio.Receiver.connect("events", timeout=10) as receiver:
-        async for message in receiver:
-            print(message)
-
-Each wait may be cancelled, also by `asyncio.timeout`: a cancelled receive has taken nothing, a cancelled send has sent
-nothing. One task at a time waits at an endpoint; a second one gets `pelton.Busy`. An endpoint belongs to the loop in
-which it first waits.
-
-    async with await pelton.aio.Client.connect("prices", timeout=10) as client:
-        print(await asyncio.gather(client.call(b"tea"), client.call(b"rice")))
-
-Any number of tasks call by one client.
-"""
+"""Senders, receivers and listeners in asyncio and uvloop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import pelton
-from pelton._aio_calls import Client, Service, Stream
+from pelton.aio._options import Connect, Gather, Listen, OpenPath
+from pelton.aio._watch import Watch, checked, opened
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Client", "Receiver", "Sender", "Service", "Stream"]
+    from pelton._pelton import _HasFileno
 
-# A task that always finds a message lets the others run after this number of them. A guess.
+T = TypeVar("T")
+
+# A task that always finds a message, or space, lets the others run after this number of them. A guess.
 _TURN = 256
 
 
-class _Watch:
-    """Waits until a descriptor is readable, in one loop. It stays registered between the waits of a busy task."""
+class _Endpoint:
+    """What a sender and a receiver have in common."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_registered = False
+    def __init__(self, endpoint: pelton.Sender | pelton.Receiver) -> None:
+        self._watch = Watch(endpoint.fileno())
+        self._endpoint = endpoint
+        self._turns = 0
 
-    async def readable(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            if self._loop is not None and not self._loop.is_closed():
-                raise pelton.Busy("this endpoint belongs to another event loop, which is not closed: open one here")
-            # A closed loop has forgotten the descriptor.
-            self._loop, self._is_registered = loop, False
-        if not self._is_registered:
-            loop.add_reader(self._fd, self._rung)
-            self._is_registered = True
-        self._waiter = loop.create_future()
+    async def _pause(self) -> None:
+        self._turns += 1
+        if self._turns >= _TURN:
+            self._turns = 0
+            await asyncio.sleep(0)
+
+    async def _until_ready(self, arm: Callable[..., bool], *arguments: int) -> None:
+        self._watch.check_free()
         try:
-            await self._waiter
+            if arm(*arguments):
+                await self._watch.readable()
         finally:
-            self._waiter = None
+            if not self._endpoint.closed:
+                self._endpoint.disarm()
 
-    def check_free(self) -> None:
-        if self._waiter is not None:
-            raise pelton.Busy("another task waits at this endpoint: give each task one of its own")
+    def info(self) -> pelton.Info:
+        """The lane's sizes, the peer, and counters since the creation. Does not wait."""
+        return self._endpoint.info()
 
-    def _rung(self) -> None:
-        if self._waiter is None:
-            # Nobody waits, so nobody drains the descriptor: it would be readable in each iteration of the loop.
-            self.end()
-        elif not self._waiter.done():
-            self._waiter.set_result(None)
+    @property
+    def closed(self) -> bool:
+        """Whether this handle is closed."""
+        return self._endpoint.closed
 
-    def end(self) -> None:
-        """Leaves the loop. A task that waits continues, and finds its endpoint closed."""
-        if self._is_registered and self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._fd)
-        self._is_registered = False
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def close(self) -> None:
+        """Ends the channel. Does not wait. A task that waits here gets `ClosedHandle`."""
+        self._watch.end()
+        self._endpoint.close()
 
-    def forget(self, endpoint: pelton.Receiver | pelton.Sender) -> None:
-        """An endpoint goes without a close. It stays open until the loop has left it: its descriptor's number must not
-        belong to another one before. The collector runs in any thread."""
-        if self._is_registered and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._leave, endpoint)
+    def __del__(self) -> None:
+        if hasattr(self, "_endpoint"):
+            self._watch.forget(self._endpoint)
 
-    def _leave(self, endpoint: pelton.Receiver | pelton.Sender) -> None:
-        self.end()
-        endpoint.close()
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
 
-async def _opened(opening: pelton.Opening) -> Any:
-    watch = _Watch(opening.fileno())
-    try:
-        while (opened := opening.try_finish()) is None:
-            await watch.readable()
-        return opened
-    finally:
-        # In this order: another descriptor may get the number after the close.
-        watch.end()
-        opening.close()
-
-
-class Receiver:
-    """A `pelton.Receiver` in an event loop."""
+class Receiver(_Endpoint):
+    """A `pelton.Receiver` in an event loop. Every method that receives raises as that one does."""
 
     def __init__(self, receiver: pelton.Receiver) -> None:
         """Takes over a receiver: use it by this object alone."""
-        self._watch = _Watch(receiver.fileno())
+        super().__init__(checked(receiver, pelton.Receiver, "open a name by `connect`, `listen` or `gather`"))
         self._receiver = receiver
-        self._taken = 0
 
     @classmethod
-    async def connect(cls, name: str, **options: Any) -> Self:
+    async def connect(cls, name: str, **options: Unpack[Connect]) -> Self:
         """As `pelton.Receiver.connect`, with the same options."""
-        return cls(await _opened(pelton.Receiver.start_connect(name, **options)))
+        return cls(await opened(pelton.Receiver.start_connect(name, **options)))
 
-    async def _ready(self) -> None:
-        """Waits until there may be a message."""
-        self._watch.check_free()
-        try:
-            if self._receiver.arm():
-                await self._watch.readable()
-        finally:
-            if not self._receiver.closed:
-                self._receiver.disarm()
+    @classmethod
+    async def open_path(cls, directory: str | os.PathLike[str], **options: Unpack[OpenPath]) -> Self:
+        """As `pelton.Receiver.open_path`, with the same options."""
+        return cls(await opened(pelton.Receiver.start_open_path(directory, **options)))
 
-    async def _pause(self) -> None:
-        self._taken += 1
-        if self._taken >= _TURN:
-            self._taken = 0
-            await asyncio.sleep(0)
-
-    async def recv(self) -> bytes:
-        """The next message. Raises `Closed` and `PeerDied` as `pelton.Receiver.recv`."""
+    async def _take(self, take: Callable[..., T], *arguments: object) -> T:
+        """Repeats a method of the receiver, whose last argument is a timeout, until it finds a message."""
         # Before the message is taken: a cancellation here loses nothing.
         await self._pause()
         self._watch.check_free()
+        while True:
+            try:
+                return take(*arguments, 0)
+            except pelton.TimedOut:
+                await self._until_ready(self._receiver.arm)
+
+    async def recv(self) -> bytes:
+        """Waits for the next message, and returns it."""
+        await self._pause()
+        self._watch.check_free()
         while (message := self._receiver.try_recv()) is None:
-            await self._ready()
+            await self._until_ready(self._receiver.arm)
         return message
 
     async def recv_many(self, most: int) -> list[bytes]:
         """Waits for a message, and returns up to `most` that are there."""
         await asyncio.sleep(0)
-        self._watch.check_free()
-        while True:
-            try:
-                return self._receiver.recv_many(most, 0)
-            except pelton.TimedOut:
-                await self._ready()
+        return await self._take(self._receiver.recv_many, most)
+
+    async def recv_into(self, buffer: Buffer) -> int:
+        """Waits for the next message, copies it into a writable buffer, and returns its bytes.
+
+        Raises `TooSmall` if it does not fit; `error.bytes` is its size, and it is still the next message.
+        """
+        return await self._take(self._receiver.recv_into, buffer)
+
+    async def recv_descriptors(self) -> tuple[bytes, list[int]]:
+        """Waits for the next message, and returns it with its descriptors, which the caller closes.
+
+        Raises `DescriptorsLost`, whose `message` is the message.
+        """
+        return await self._take(self._receiver.recv_descriptors)
+
+    async def peek(self) -> pelton.Message:
+        """Waits for the next message, and returns it in place: `with await receiver.peek() as view:`.
+
+        `Message.lane` and `Message.peer_pid` say which sender has sent it, of a receiver of many.
+        """
+        return await self._take(self._receiver.peek)
 
     def __aiter__(self) -> Self:
         return self
@@ -158,53 +145,41 @@ class Receiver:
         except pelton.Closed:
             raise StopAsyncIteration from None
 
-    def __del__(self) -> None:
-        if hasattr(self, "_receiver"):
-            self._watch.forget(self._receiver)
 
-    def close(self) -> None:
-        """Ends the channel. Does not wait. A task that waits here gets `ClosedHandle`."""
-        self._watch.end()
-        self._receiver.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Sender:
-    """A `pelton.Sender` in an event loop."""
+class Sender(_Endpoint):
+    """A `pelton.Sender` in an event loop. Every method that sends raises as that one does."""
 
     def __init__(self, sender: pelton.Sender) -> None:
         """Takes over a sender: use it by this object alone."""
-        self._watch = _Watch(sender.fileno())
+        super().__init__(checked(sender, pelton.Sender, "open a name by `connect` or `listen`"))
         self._sender = sender
-        self._sent = 0
 
     @classmethod
-    async def connect(cls, name: str, **options: Any) -> Self:
+    async def connect(cls, name: str, **options: Unpack[Connect]) -> Self:
         """As `pelton.Sender.connect`, with the same options."""
-        return cls(await _opened(pelton.Sender.start_connect(name, **options)))
+        return cls(await opened(pelton.Sender.start_connect(name, **options)))
+
+    @classmethod
+    async def open_path(cls, directory: str | os.PathLike[str], **options: Unpack[OpenPath]) -> Self:
+        """As `pelton.Sender.open_path`, with the same options."""
+        return cls(await opened(pelton.Sender.start_open_path(directory, **options)))
+
+    async def _put(self, bytes: int, put: Callable[..., T], *arguments: object) -> T:
+        """Repeats a method of the sender, whose last argument is a timeout, until it finds space."""
+        await self._pause()
+        self._watch.check_free()
+        while True:
+            try:
+                return put(*arguments, 0)
+            except pelton.TimedOut:
+                await self._until_ready(self._sender.arm, bytes)
 
     async def send(self, data: Buffer) -> None:
         """Copies a bytes-like object into the lane. Waits for space."""
-        self._sent += 1
-        if self._sent >= _TURN:
-            self._sent = 0
-            await asyncio.sleep(0)
+        await self._pause()
         self._watch.check_free()
         while not self._sender.try_send(data):
-            self._watch.check_free()
-            try:
-                if self._sender.arm(memoryview(data).nbytes):
-                    await self._watch.readable()
-            finally:
-                if not self._sender.closed:
-                    self._sender.disarm()
+            await self._until_ready(self._sender.arm, memoryview(data).nbytes)
 
     async def send_many(self, messages: Iterable[Buffer]) -> int:
         """Sends each message, and returns how many. A cancellation may come between two of them."""
@@ -214,14 +189,89 @@ class Sender:
             sent += 1
         return sent
 
-    def __del__(self) -> None:
-        if hasattr(self, "_sender"):
-            self._watch.forget(self._sender)
+    async def send_descriptors(self, data: Buffer, descriptors: Iterable[int | _HasFileno]) -> None:
+        """Sends a message with up to 64 descriptors: as `pelton.Sender.send_descriptors`. Waits for space."""
+        fds = list(descriptors)
+        await self._put(memoryview(data).nbytes, self._sender.send_descriptors, data, fds)
+
+    async def reserve(self, bytes: int) -> pelton.Reservation:
+        """Waits for space for a message of `bytes`, to be written in place: `with await sender.reserve(8) as view:`.
+
+        The message is sent at the end of the block; until then the sender does nothing else.
+        """
+        return await self._put(bytes, self._sender.reserve, bytes)
+
+
+class Listener:
+    """Accepts peers under a name, one after another: see `listen`. One task at a time accepts."""
+
+    def __init__(self, listener: pelton.Listener) -> None:
+        """Takes over a listener: use it by this object alone."""
+        self._listener = checked(listener, pelton.Listener, "listen under a name by `pelton.aio.listen`")
+        # What accepts: of which kind, and in which state. A cancel leaves it to the next accept, since a peer may have
+        # connected.
+        self._opening: pelton.Opening | None = None
+        self._accepts_sender = False
+        self._watch: Watch | None = None
+
+    async def accept_sender(self) -> Sender:
+        """Waits for a receiver to connect, and returns the sender for it."""
+        return Sender(await self._accept(True))
+
+    async def accept_receiver(self) -> Receiver:
+        """Waits for a sender to connect, and returns the receiver for it."""
+        return Receiver(await self._accept(False))
+
+    async def _accept(self, accepts_sender: bool) -> Any:
+        if self._watch is not None:
+            raise pelton.Busy("another task accepts at this listener: one at a time may")
+        if self._opening is not None and self._accepts_sender != accepts_sender:
+            self._drop_opening()
+        if self._opening is None:
+            start = self._listener.start_accept_sender if accepts_sender else self._listener.start_accept_receiver
+            self._opening, self._accepts_sender = start(), accepts_sender
+        opening = self._opening
+        self._watch = Watch(opening.fileno())
+        try:
+            while (accepted := opening.try_finish()) is None:
+                await self._watch.readable()
+                if self._listener.closed:
+                    raise pelton.ClosedHandle("this listener is closed: listen again")
+        except asyncio.CancelledError:
+            self._watch.end()
+            raise
+        except BaseException:
+            self._watch.end()
+            self._drop_opening()
+            raise
+        else:
+            self._watch.end()
+            self._drop_opening()
+            return accepted
+        finally:
+            self._watch = None
+
+    def _drop_opening(self) -> None:
+        if self._opening is not None:
+            self._opening.close()
+            self._opening = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether this handle is closed."""
+        return self._listener.closed
 
     def close(self) -> None:
-        """Ends the channel. Does not wait. A task that waits here gets `ClosedHandle`."""
-        self._watch.end()
-        self._sender.close()
+        """Stops listening, once the accepted endpoints are closed too. Does not wait.
+
+        A task that accepts gets `ClosedHandle`.
+        """
+        self._listener.close()
+        if self._watch is not None:
+            # The task that accepts drops the opening.
+            self._watch.end()
+        else:
+            self._drop_opening()
 
     async def __aenter__(self) -> Self:
         return self
@@ -230,3 +280,30 @@ class Sender:
         self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def listen(name: str, **options: Unpack[Listen]) -> Listener:
+    """Listens under `name` for peers to accept. As `pelton.listen`, with the same options. Does not wait.
+
+    Example:
+        async def serve(receiver: pelton.aio.Receiver) -> None:
+            async with receiver:
+                async for message in receiver:
+                    print(message)
+
+        async with pelton.aio.listen("events") as listener, asyncio.TaskGroup() as tasks:
+            while True:
+                tasks.create_task(serve(await listener.accept_receiver()))
+    """
+    return Listener(pelton.listen(name, **options))
+
+
+def gather(name: str, **options: Unpack[Gather]) -> Receiver:
+    """A receiver of many senders, which connect under `name`. As `pelton.gather`, with the same options. Does not wait.
+
+    Example:
+        async with pelton.aio.gather("events") as receiver:
+            async for message in receiver:
+                print(message)
+    """
+    return Receiver(pelton.gather(name, **options))

@@ -1,109 +1,21 @@
-"""Clients and services in asyncio and uvloop: `pelton.aio.Client` and `pelton.aio.Service`.
-
-Each has a *driver*, a callback of the loop. It takes what has come; then it lets the tasks run that this made ready;
-when nothing has come, it polls for some microseconds, arms, and leaves the rest to the loop, which watches the
-descriptor. No thread, and no timer but those of deadlines.
-"""
+"""Clients of calls in asyncio and uvloop: `pelton.aio.Client`, and the streams of its calls."""
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import sys
 from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from copy import copy
-from inspect import isawaitable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pelton
-from pelton._serve import answered, fail, is_streaming
+from pelton.aio._driver import TURN, Driver
+from pelton.aio._options import ConnectClient
+from pelton.aio._watch import checked, opened
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-# Completions or requests that the driver takes before it lets tasks run. A guess.
-_TURN = 128
-
-
-class _Handle(Protocol):
-    def fileno(self) -> int: ...
-    def disarm(self) -> None: ...
-
-
-class _Driver:
-    """Runs `_drive` in the loop: after `_start`, and when the descriptor is readable."""
-
-    def __init__(self, handle: _Handle) -> None:
-        self._handle = handle
-        self._fd = handle.fileno()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_scheduled = False
-        self._is_registered = False
-        self._is_armed = False
-        self._is_closed = False
-        # Of the callbacks; None: that of the task which schedules them.
-        self._context: contextvars.Context | None = None
-
-    def _enter(self) -> asyncio.AbstractEventLoop:
-        """The running loop, which is the only one for this object until it is closed."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            if self._loop is not None and not self._loop.is_closed():
-                raise pelton.Busy("this object belongs to another event loop, which is not closed: open one here")
-            # A closed loop has forgotten the descriptor and the driver.
-            self._is_scheduled = self._is_registered = False
-            self._loop = loop
-            self._left()
-        return loop
-
-    def _left(self) -> None:
-        """The loop of before is closed, and with it every task of before."""
-
-    def _start(self) -> None:
-        """Has the driver run after the tasks that are ready now."""
-        if self._is_scheduled or self._loop is None:
-            return
-        if self._is_armed:
-            # The peer need not ring: the driver polls.
-            self._is_armed = False
-            self._handle.disarm()
-        self._is_scheduled = True
-        self._loop.call_soon(self._scheduled, context=self._context)
-
-    def _scheduled(self) -> None:
-        self._is_scheduled = False
-        if self._is_closed:
-            return
-        try:
-            self._drive()
-        except MemoryError:
-            # It tries again, and the loop reports the error. Otherwise nothing would wake the tasks any more.
-            self._start()
-            raise
-
-    def _rung(self) -> None:
-        self._is_armed = False
-        if not self._is_scheduled:
-            self._scheduled()
-
-    def _drive(self) -> None:
-        raise NotImplementedError
-
-    def _watch(self) -> None:
-        """The handle is armed: the loop watches its descriptor."""
-        self._is_armed = True
-        if not self._is_registered and self._loop is not None:
-            self._loop.add_reader(self._fd, self._rung)
-            self._is_registered = True
-
-    def _unwatch(self) -> None:
-        self._is_armed = False
-        if self._is_registered and self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._fd)
-        self._is_registered = False
 
 
 class _Parts:
@@ -209,7 +121,7 @@ class Stream:
             loop.call_soon_threadsafe(self._client._forget, self._call, self._parts)
 
 
-class Client(_Driver):
+class Client(Driver):
     """Calls the services of a name from any number of tasks of one loop. As `pelton.Client`, which see.
 
     Up to 1,024 calls are in flight; more tasks wait. A cancelled task cancels its call, and the service's handler is
@@ -223,7 +135,7 @@ class Client(_Driver):
 
     def __init__(self, client: pelton.LoopClient) -> None:
         """Takes over a client: use it by this object alone."""
-        super().__init__(client)
+        super().__init__(checked(client, pelton.LoopClient, "open a name by `connect`"))
         self._client = client
         self._calls: dict[int, asyncio.Future[bytes] | _Parts] = {}
         # Completions that no task has yet, the oldest last.
@@ -236,11 +148,9 @@ class Client(_Driver):
         self._stored_max = client.call_bytes_max
 
     @classmethod
-    async def connect(cls, name: str, **options: Any) -> Self:
+    async def connect(cls, name: str, **options: Unpack[ConnectClient]) -> Self:
         """As `pelton.Client.connect`, with the same options."""
-        from pelton.aio import _opened
-
-        return cls(await _opened(pelton.LoopClient.start_connect(name, **options)))
+        return cls(await opened(pelton.LoopClient.start_connect(name, **options)))
 
     async def call(
         self,
@@ -303,6 +213,11 @@ class Client(_Driver):
     def services(self) -> int:
         """Services that this client uses at present."""
         return self._client.services
+
+    @property
+    def closed(self) -> bool:
+        """Whether this handle is closed."""
+        return self._client.closed
 
     def close(self) -> None:
         """Closes it: calls in flight raise `ClosedHandle`, and their services are notified. Does not wait."""
@@ -431,7 +346,7 @@ class Client(_Driver):
             while self._stored <= self._stored_max:
                 # A MemoryError may have left some.
                 if not self._completions:
-                    self._completions = client.completions(_TURN)
+                    self._completions = client.completions(TURN)
                     self._completions.reverse()
                 if self._completions:
                     self._completed()
@@ -449,7 +364,7 @@ class Client(_Driver):
                     self._watch()
                     return
                 # Space, or a completion.
-                self._wake_for_space(_TURN)
+                self._wake_for_space(TURN)
                 self._start()
                 return
             # Tasks have to take parts first.
@@ -494,242 +409,3 @@ def _timed_out() -> pelton.TimedOut:
 def _time_out(future: asyncio.Future[Any]) -> None:
     if not future.done():
         future.set_exception(_timed_out())
-
-
-Handler = Callable[[pelton.Request], Awaitable[Any] | AsyncIterable[Any]]
-
-
-class Service(_Driver):
-    """Runs an `async def` for each request of the clients that connect under its name. As `pelton.Service`, which see.
-
-    Example:
-        async def handler(request: pelton.Request) -> bytes:
-            return request.data.upper()
-
-        with pelton.aio.Service.listen("prices") as service:
-            await service.run(handler)
-    """
-
-    def __init__(self, service: pelton.Service) -> None:
-        """Takes over a service: use it by this object alone."""
-        super().__init__(service)
-        self._service = service
-        self._handler: Handler | None = None
-        self._running: dict[pelton.Request, asyncio.Task[None]] = {}
-        self._running_max = 0
-        self._cancels = 0
-        self._for_space: list[asyncio.Future[None]] = []
-        self._over: asyncio.Future[None] | None = None
-        self._is_full = False
-
-    @classmethod
-    def listen(cls, name: str, **options: Any) -> Self:
-        """As `pelton.Service.listen`, with the same options. Does not wait."""
-        return cls(pelton.Service.listen(name, **options))
-
-    async def run(self, handler: Handler, in_flight_max: int = 1024) -> None:
-        """Runs `handler(request)` as a task for each request, up to `in_flight_max` at a time.
-
-        Returns after `stop`, or once `drain` has ended, and the handlers too. `handler` is an `async def`, whose result
-        is the reply, or an async generator, which yields the parts of a streaming reply, and waits while the client has
-        no space. A cancelled call cancels its task: `asyncio.CancelledError`. Exceptions fail the call as in
-        `pelton.Service.run`. While `in_flight_max` handlers run, further requests, and the cancels behind them, wait at
-        their clients. Cancelling `run` cancels the handlers and abandons their calls.
-        """
-        if in_flight_max < 1:
-            raise ValueError(f"in_flight_max is {in_flight_max}, wanted 1 or more")
-        loop = self._enter()
-        if self._over is not None:
-            raise pelton.Busy("another task runs this service: one at a time may")
-        self._handler, self._running_max = handler, in_flight_max
-        self._context = contextvars.copy_context()
-        self._over = loop.create_future()
-        self._start()
-        try:
-            await self._over
-            # Taken, so that a handler which ends meanwhile does not change the list.
-            while self._running:
-                await asyncio.wait(list(self._running.values()))
-        finally:
-            self._over = None
-            self._unwatch()
-            for request, task in list(self._running.items()):
-                self._cancel(request, task)
-            if not self._is_closed:
-                self._service.disarm()
-
-    def stop(self) -> None:
-        """`run` takes no more requests, and returns once the handlers have. Does not wait."""
-        self._service.stop()
-
-    def drain(self) -> None:
-        """As `pelton.Service.drain`. Does not wait: `run` returns when it has ended."""
-        self._service.drain()
-
-    def close(self) -> None:
-        """Closes it. Calls that are not answered fail at their clients with `Closed`. Does not wait."""
-        self._is_closed = True
-        self._unwatch()
-        self._service.close()
-        for request, task in list(self._running.items()):
-            self._cancel(request, task)
-        self._end(None)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _left(self) -> None:
-        self._running.clear()
-        self._for_space.clear()
-        self._over = None
-
-    def _end(self, error: Exception | None) -> None:
-        if self._over is not None and not self._over.done():
-            if error is None:
-                self._over.set_result(None)
-            else:
-                self._over.set_exception(error)
-        # Nothing drives the service from here on, so nothing would find space.
-        self._wake_for_space()
-
-    def _wake_for_space(self) -> None:
-        waiters, self._for_space = self._for_space, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _drive(self) -> None:
-        if self._over is None or self._over.done():
-            self._unwatch()
-            return
-        service = self._service
-        try:
-            while True:
-                taken, is_full = 0, False
-                while taken < _TURN:
-                    is_full = len(self._running) >= self._running_max
-                    request = service.try_receive(pause=is_full)
-                    if request is None:
-                        break
-                    self._begin_task(request)
-                    taken += 1
-                self._is_full = is_full
-                if not taken and not is_full and service.busy_poll():
-                    continue
-                if service.cancels != self._cancels:
-                    self._check_cancels()
-                if taken:
-                    # The handlers run first.
-                    self._start()
-                    return
-                if service.arm():
-                    self._watch()
-                    return
-                # Space for a part, or a request.
-                self._wake_for_space()
-                self._start()
-                return
-        except pelton.Closed:
-            self._unwatch()
-            self._end(None)
-        except pelton.Error as error:
-            self._unwatch()
-            self._end(error)
-
-    def _begin_task(self, request: pelton.Request) -> None:
-        assert self._loop is not None and self._handler is not None
-        coroutine = self._answer(request, self._handler)
-        # Of `run`, so that no handler has what another one has set.
-        context = (self._context or contextvars.copy_context()).copy()
-        if sys.version_info >= (3, 12):
-            # A handler that does not wait needs no turn of the loop.
-            task = asyncio.Task(coroutine, loop=self._loop, context=context, eager_start=True)
-            if task.done():
-                return
-        else:
-            task = self._loop.create_task(coroutine, context=context)
-        self._running[request] = task
-
-    def _check_cancels(self) -> None:
-        self._cancels = self._service.cancels
-        for request, task in list(self._running.items()):
-            # Once: a handler that cleans up is left alone.
-            if not task.cancelling() and request.is_cancelled():
-                self._cancel(request, task)
-
-    def _cancel(self, request: pelton.Request, task: asyncio.Task[None]) -> None:
-        task.cancel()
-        # Of a task that has not begun, nothing runs.
-        task.add_done_callback(lambda _: self._ended(request))
-
-    def _ended(self, request: pelton.Request) -> None:
-        request.abandon()
-        if self._running.pop(request, None) is not None and self._is_full:
-            self._is_full = False
-            self._start()
-
-    async def _answer(self, request: pelton.Request, handler: Handler) -> None:
-        try:
-            reply: Any = handler(request)
-            if hasattr(reply, "__aiter__"):
-                await self._send_parts(request, reply)
-                return
-            if not isawaitable(reply):
-                raise TypeError(f"the handler returned {type(reply).__name__}, wanted an `async def`: pelton.Service has plain ones")
-            reply = await reply
-            if request.is_answered:
-                return
-            if hasattr(reply, "__aiter__") or is_streaming(reply):
-                await self._send_parts(request, reply)
-            else:
-                answered(request.reply, reply)
-        except Exception as error:
-            fail(request, error)
-        finally:
-            # Also after CancelledError: of a cancelled call nobody waits for a reply.
-            self._ended(request)
-
-    async def _send_parts(self, request: pelton.Request, parts: Any) -> None:
-        if not hasattr(parts, "__aiter__"):
-            for part in parts:
-                if not await self._send_part(request, part):
-                    return
-        elif hasattr(parts, "aclose"):
-            async with aclosing(parts):
-                async for part in parts:
-                    if not await self._send_part(request, part):
-                        return
-        else:
-            async for part in parts:
-                if not await self._send_part(request, part):
-                    return
-        if not request.is_answered:
-            answered(request.end)
-
-    async def _send_part(self, request: pelton.Request, part: Buffer) -> bool:
-        """Sends a part, or waits until there is space for it. False if the client has left."""
-        if request.is_notification:
-            return True
-        try:
-            while not request.try_part(part):
-                if self._over is None or self._over.done():
-                    return False
-                waiter: asyncio.Future[None] = self._enter().create_future()
-                self._for_space.append(waiter)
-                await waiter
-        except (pelton.Closed, pelton.PeerDied):
-            return False
-        return True

@@ -1,0 +1,37 @@
+"""The options of what connects, listens, gathers and opens, for type checkers: as those of `pelton.Sender.connect`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+
+class Listen(TypedDict, total=False):
+    capacity: int | None
+    message_bytes_max: int | None
+    allow_uids: Sequence[int] | None
+    spin: bool
+
+
+class Gather(Listen, total=False):
+    lanes: int | None
+
+
+class Connect(Listen, total=False):
+    timeout: float | None
+
+
+class OpenPath(Connect, total=False):
+    create: bool
+    lanes: int | None
+    mode: int | None
+
+
+class ConnectClient(Connect, total=False):
+    call_bytes_max: int | None
+    memory_bytes_max: int | None
+
+
+class ListenService(Gather, total=False):
+    call_bytes_max: int | None
+    memory_bytes_max: int | None
