@@ -340,6 +340,43 @@ mod tests {
         assert!(found.len() == 4 && found.iter().all(|file| !file.as_ref().unwrap_err().is_of_file), "{found:?}");
     }
 
+    /// The file system has no server, so to find a file in it blocks.
+    #[test]
+    fn a_file_that_does_not_open_is_given_up_and_the_others_are_opened() {
+        if crate::own_uid() != 0 {
+            println!("skipped: mounting wants root");
+            return;
+        }
+        let directory = std::env::temp_dir().join(format!("pelton-silent-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        // SAFETY: only this thread has the new mounts; the strings end with 0.
+        let device = unsafe {
+            let private = libc::MS_PRIVATE | libc::MS_REC;
+            assert_eq!(libc::unshare(libc::CLONE_NEWNS), 0);
+            assert_eq!(libc::mount(c"none".as_ptr(), c"/".as_ptr(), std::ptr::null(), private, std::ptr::null()), 0);
+            let device = File::options().read(true).write(true).open("/dev/fuse").unwrap();
+            let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+            let [options, at] = [options, directory.display().to_string()].map(|text| CString::new(text).unwrap());
+            assert_eq!(libc::mount(c"none".as_ptr(), at.as_ptr(), c"fuse".as_ptr(), 0, options.as_ptr().cast()), 0);
+            device
+        };
+        let made = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        fcntl_add_seals(&made, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
+        let sealed = format!("/proc/{}/fd/{}", std::process::id(), made.as_raw_fd());
+        let silent = directory.join("file").display().to_string();
+        let found = open(&[sealed.clone(), silent, sealed], None, soon());
+        // Nothing blocks any more.
+        drop(device);
+        // SAFETY: the string ends with 0.
+        unsafe {
+            let at = CString::new(directory.display().to_string()).unwrap();
+            libc::umount2(at.as_ptr(), libc::MNT_DETACH);
+        }
+        std::fs::remove_dir(&directory).unwrap();
+        assert!(found[0].is_ok() && found[2].is_ok(), "{found:?}");
+        assert!(!found[1].as_ref().unwrap_err().is_of_file, "{found:?}");
+    }
+
     #[test]
     fn rights_that_are_refused_are_one_reason_for_all_paths() {
         if crate::own_uid() == 0 {
