@@ -99,25 +99,24 @@ impl Options for Roundtrip {
     }
 }
 
-/// One side's part. A round is a burst of messages there, and the last of them back; usually a burst of one.
+/// One side's part. A round is a burst of messages there, and the last of them back. `ONE`: a burst of one, which the
+/// compiler then knows, so that a round has no loop over its messages.
 pub fn part<T: Transport>(job: &Job) -> Result<()> {
     match (job.role, job.option(Burst::NAME)) {
-        // A constant, so that a round of one message has no loop over its messages.
-        (Role::Asker, 0) => ask::<T>(job, 1),
-        (Role::Asker, burst) => ask::<T>(job, burst),
-        (Role::Answerer, 0) => answer::<T>(job, 1),
-        (Role::Answerer, burst) => answer::<T>(job, burst),
+        (Role::Asker, 0) => ask::<T, true>(job, 1),
+        (Role::Asker, burst) => ask::<T, false>(job, burst),
+        (Role::Answerer, 0) => answer::<T, true>(job, 1),
+        (Role::Answerer, burst) => answer::<T, false>(job, burst),
         (role, _) => bail!("the {} has no part in this", role.name()),
     }
 }
 
-#[inline(always)]
-fn ask<T: Transport>(job: &Job, burst: u64) -> Result<()> {
+fn ask<T: Transport, const ONE: bool>(job: &Job, burst: u64) -> Result<()> {
     let (mut payloads, delay_ns) = (Payloads::new(job.sizes.max as usize), job.delay_us * 1000);
     let mut ends = T::both(job)?;
     let mut largest = SizeRange::fixed(job.sizes.max).sequence();
     for round in 0..WARM_UP {
-        ask_once(&mut ends, &mut payloads, &mut largest, (round, burst), 0, whole)?;
+        ask_once::<_, _, _, ONE>(&mut ends, &mut payloads, &mut largest, (round, burst), 0, whole)?;
     }
     let mut histogram = histogram()?;
     passes(job, |pass| {
@@ -133,7 +132,7 @@ fn ask<T: Transport>(job: &Job, burst: u64) -> Result<()> {
                 None if pass.time_each => now_ns(),
                 None => 0,
             };
-            bytes += ask_once(&mut ends, &mut payloads, &mut sizes, (round, burst), delay_ns, glance)?;
+            bytes += ask_once::<_, _, _, ONE>(&mut ends, &mut payloads, &mut sizes, (round, burst), delay_ns, glance)?;
             if pass.time_each {
                 histogram.saturating_record((now_ns() - start_ns).saturating_sub(2 * delay_ns));
             }
@@ -147,16 +146,15 @@ fn ask<T: Transport>(job: &Job, burst: u64) -> Result<()> {
     })
 }
 
-#[inline(always)]
-fn answer<T: Transport>(job: &Job, burst: u64) -> Result<()> {
+fn answer<T: Transport, const ONE: bool>(job: &Job, burst: u64) -> Result<()> {
     let mut ends = T::both(job)?;
-    (0..WARM_UP).try_for_each(|round| answer_once(&mut ends, (round, burst), 0, whole).map(|_| ()))?;
+    (0..WARM_UP).try_for_each(|round| answer_once::<_, _, _, ONE>(&mut ends, (round, burst), 0, whole).map(|_| ()))?;
     ends.0.settle()?;
     passes(job, |pass| {
         let mut bytes = 0;
         let section = Section::start(pass)?;
         for round in 0..pass.count {
-            bytes += answer_once(&mut ends, (round, burst), job.delay_us * 1000, glance)?;
+            bytes += answer_once::<_, _, _, ONE>(&mut ends, (round, burst), job.delay_us * 1000, glance)?;
         }
         ends.0.settle()?;
         section.end(bytes)
@@ -165,15 +163,16 @@ fn answer<T: Transport>(job: &Job, burst: u64) -> Result<()> {
 
 /// One round of the asker's. Returns the bytes there.
 #[inline(always)]
-fn ask_once<S: Sending, R: Receiving>(
+fn ask_once<S: Sending, R: Receiving, C: Fn(&[u8]) -> bool, const ONE: bool>(
     (sending, receiving): &mut (S, R),
     payloads: &mut Payloads,
     sizes: &mut SizeSequence,
     (round, burst): (u64, u64),
     delay_ns: u64,
-    check: impl Fn(&[u8]) -> bool,
+    check: C,
 ) -> Result<u64> {
     delay(delay_ns);
+    let burst = if ONE { 1 } else { burst };
     let (mut bytes, mut size, end) = (0, 0, (round + 1) * burst);
     for n in round * burst..end {
         size = sizes.next_size();
@@ -188,12 +187,13 @@ fn ask_once<S: Sending, R: Receiving>(
 
 /// One round of the answerer's: sends back the copied bytes of the last message. Returns the bytes that came.
 #[inline(always)]
-fn answer_once<S: Sending, R: Receiving>(
+fn answer_once<S: Sending, R: Receiving, C: Fn(&[u8]) -> bool, const ONE: bool>(
     (sending, receiving): &mut (S, R),
     (round, burst): (u64, u64),
     delay_ns: u64,
-    check: impl Fn(&[u8]) -> bool,
+    check: C,
 ) -> Result<u64> {
+    let burst = if ONE { 1 } else { burst };
     let (mut bytes, last) = (0, (round + 1) * burst - 1);
     for n in round * burst..last {
         bytes += receive(receiving, n, &check)? as u64;
