@@ -73,9 +73,10 @@ export interface Dirent<Name = string> extends Kinded {
  * An open file. Its operations may overlap; those at the file's own position are made one after another.
  *
  * @example
- * await using file = await open('notes', 'w+');
+ * const file = await open('notes', 'w+');
  * await file.write('hello');
  * console.log(await file.read(Buffer.alloc(5), 0, 5, 0));
+ * await file.close();
  */
 export class FileHandle {
   private constructor();

@@ -8,8 +8,8 @@ What the page cache has is read and written within the call. The rest goes to io
 to threads of the engine, which run no Python. Everything is `bytes`: a written `bytes` object is not copied.
 
 Each wait may be cancelled; the operation may still take effect. An error is an `OSError` of Python's class for it, such
-as FileNotFoundError, with `errno`, `filename` and, of a copy, `filename2`. Each event loop has an engine of its own, which ends with the loop; a file belongs to the loop in
-which it was opened.
+as FileNotFoundError, with `errno`, `filename` and, of a copy, `filename2`. Each event loop has an engine of its own,
+which ends with the loop; a file belongs to the loop in which it was opened.
 """
 
 from __future__ import annotations

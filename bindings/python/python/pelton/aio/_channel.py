@@ -132,7 +132,7 @@ class Receiver(_Endpoint):
     async def peek(self) -> pelton.Message:
         """Waits for the next message, and returns it in place: `with await receiver.peek() as view:`.
 
-        `Message.lane` and `Message.peer_pid` say which sender has sent it, of a receiver of many.
+        Of a receiver of many senders, `Message.lane` and `Message.peer_pid` identify the one that has sent it.
         """
         return await self._take(self._receiver.peek)
 
@@ -288,8 +288,11 @@ def listen(name: str, **options: Unpack[Listen]) -> Listener:
     Example:
         async def serve(receiver: pelton.aio.Receiver) -> None:
             async with receiver:
-                async for message in receiver:
-                    print(message)
+                try:
+                    async for message in receiver:
+                        print(message)
+                except pelton.PeerDied:      # otherwise one killed sender would end all tasks
+                    pass
 
         async with pelton.aio.listen("events") as listener, asyncio.TaskGroup() as tasks:
             while True:
