@@ -330,12 +330,19 @@ export class Service {
 
 /** Every error of pelton. The text says what was found, what was wanted, and what to do. */
 export class PeltonError extends Error {
-  /** The name of the code in `pelton.h`, in small letters: `closed`, `timed_out`, `no_listener`, and so on. */
+  /**
+   * The name of the code in `pelton.h`, in small letters: `closed`, `timed_out`, `no_listener`, and so on. Of
+   * `pelton/fs`: that of Node's own errors, as `ENOENT`.
+   */
   code: string;
   /** Of `closed` and `peer_died`: messages that the receiver has not released. */
   unreleased?: number;
-  /** Of `system` and `no_space`: negative, as in Node's own errors; `cause` has its name. */
+  /** Of `system`, `no_space` and `pelton/fs`: negative, as in Node's own errors; `cause` has its name. */
   errno?: number;
+  /** Of `pelton/fs`: as in Node's own errors. */
+  syscall?: string;
+  path?: string;
+  dest?: string;
   /** Of an error of `sendMany`: how many messages were sent. */
   sent?: number;
   constructor(code: string, message: string, options?: ErrorOptions);
