@@ -5,7 +5,7 @@ const { markAsUntransferable } = require('node:worker_threads');
 
 const native = require('./native.js');
 const { checkCount, checkData, checkName, checkOptions, checkWait } = require('./check.js');
-const { closedHandle, invalidType, timedOut } = require('./errors.js');
+const { closedHandle, invalidType, timedOut, transferred } = require('./errors.js');
 const { Message } = require('./message.js');
 const { readable, writable } = require('./streams.js');
 const { Waits, opened } = require('./waits.js');
@@ -83,7 +83,7 @@ class Endpoint {
 }
 
 for (const [symbol, dispose] of [
-  [Symbol.dispose, Endpoint.prototype.close],
+  [Symbol.dispose, function close() { this.close(); }],
   [Symbol.asyncDispose, async function close() { this.close(); }],
 ]) {
   if (symbol) Object.defineProperty(Endpoint.prototype, symbol, { value: dispose });
@@ -142,13 +142,18 @@ class Sender extends Endpoint {
     } catch (error) {
       return Promise.reject(error);
     }
-    const attempt = () => (this.#trySend(data) ? null : undefined);
+    const { length } = data;
+    const attempt = () => {
+      if (data.length !== length) throw transferred('data');
+      return this.#trySend(data) ? null : undefined;
+    };
     return this._waits.wait(attempt, SPACE, options, () => data.length).then(() => undefined);
   }
 
   async sendMany(messages, options = {}) {
     checkWait(options);
-    const list = Array.isArray(messages) ? messages : [...messages];
+    // A copy, since the caller may change the array during a wait.
+    const list = [...messages];
     list.forEach(checkData);
     let sent = 0;
     const attempt = () => {
@@ -201,6 +206,8 @@ class Receiver extends Endpoint {
   // Those that were handed out, and are not released: at the next call, or at the end of the loop's turn. The others
   // are still the next messages of the lane, so that close, detach or death lose none.
   #handed = 0;
+  // The next copy is the first of its call, which has released it.
+  #isFirst = false;
   #isScheduled = false;
   #attempt = () => this.#take();
 
@@ -281,20 +288,22 @@ class Receiver extends Endpoint {
     this.#handed = 0;
     let [space, offset] = [slab, used];
     let count = this.#read(space, offset, sizes, handed);
-    if (count === -1) return false;
-    if (count < 0) {
+    // A sender that breaks the protocol may change the size meanwhile.
+    while (count < -1) {
       const needed = -2 - count;
       offset = 0;
       if (needed > SHARED_MAX) space = Buffer.allocUnsafeSlow(needed);
       else space = slab = newSlab();
-      count = this.#read(space, 0, sizes, 0);
+      // What has memory of its own may be transferred, so it is alone in it.
+      count = this.#read(space, 0, space === slab ? sizes : sizes.subarray(0, 1), 0);
     }
+    if (count === -1) return false;
     this.#memory = space.buffer;
     this.#offset = offset;
     this.#next = 0;
     this.#count = count;
     // The call has released the first one, which is handed out now.
-    this.#handed = -1;
+    this.#isFirst = true;
     if (space !== slab) return true;
     used = offset;
     for (let index = 0; index < count; index += 1) used += (sizes[index] + 7) & ~7;
@@ -303,11 +312,22 @@ class Receiver extends Endpoint {
 
   #handOut() {
     const size = this.#sizes[this.#next];
-    const message = Buffer.from(this.#memory, this.#offset, size);
+    let message;
+    try {
+      message = Buffer.from(this.#memory, this.#offset, size);
+    } catch (error) {
+      // The memory of the copies was detached: the next call makes new ones.
+      this.#next = this.#count = 0;
+      throw error;
+    }
     this.#next += 1;
     this.#offset += (size + 7) & ~7;
-    this.#handed += 1;
-    if (this.#handed > 0 && !this.#isScheduled) this.#settleLater();
+    if (this.#isFirst) {
+      this.#isFirst = false;
+    } else {
+      this.#handed += 1;
+      if (!this.#isScheduled) this.#settleLater();
+    }
     return message;
   }
 

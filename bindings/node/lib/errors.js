@@ -74,4 +74,9 @@ function invalidValue(name, found, wanted) {
   return Object.assign(new RangeError(`${name} is ${String(found)}, wanted ${wanted}`), { code: 'ERR_OUT_OF_RANGE' });
 }
 
-module.exports = { PeltonError, Failed, makeError, timedOut, closedHandle, invalidType, invalidValue };
+function transferred(name) {
+  const text = `${name} was transferred while it waited to be sent, and is not sent: transfer it afterwards`;
+  return Object.assign(new TypeError(text), { code: 'ERR_INVALID_STATE' });
+}
+
+module.exports = { PeltonError, Failed, makeError, timedOut, closedHandle, invalidType, invalidValue, transferred };

@@ -76,6 +76,8 @@ class Engine {
       do {
         for (const [token, hasFailed, found] of this.#files.completions()) {
           const entry = this.#pending.get(token);
+          // It was rejected by an error of the engine.
+          if (entry === undefined) continue;
           this.#pending.delete(token);
           if (hasFailed) entry.reject(found);
           else entry.resolve(found);

@@ -47,7 +47,8 @@ impl State {
             Submitted::Submitted => {}
             Submitted::Full(operation) => self.waiting.push_back((token, operation)),
         }
-        while let Some(completion) = self.engine.try_completion()? {
+        // The operation has begun, so an error of the engine is not its result: the loop finds that error again.
+        while let Ok(Some(completion)) = self.engine.try_completion() {
             if completion.token == token {
                 return Ok(Some(completion));
             }

@@ -86,7 +86,12 @@ unsafe extern "C" fn try_send_many(env: sys::napi_env, info: sys::napi_callback_
             let mut endpoint = handle.borrow()?;
             let sender = &mut endpoint.get()?.sender;
             for index in from..end {
-                let data = arguments.bytes_at(0, index)?;
+                let data = match arguments.bytes_at(0, index) {
+                    Ok(data) => data,
+                    Err(error) if index == from => return Err(error),
+                    // The next call returns the error, after what this one has sent.
+                    Err(_) => return Ok(index.into()),
+                };
                 if !sender.send_fast(data) {
                     match sender.try_send(data) {
                         Ok(Sent::Sent) => {}
