@@ -413,9 +413,9 @@
     (with-open-file (file path :direction :io :if-exists :overwrite :element-type '(unsigned-byte 8))
       (let ((header (make-octets 64)))
         (read-sequence header file)
-        ;; A chunk header with the unknown kind 2, and the number of one message; the checksum includes the file's id.
+        ;; A chunk header with the unknown kind 3, and the number of one message; the checksum includes the file's id.
         (replace chunk (bytes "pchk"))
-        (setf (aref chunk 4) 2 (aref chunk 32) 1 (aref chunk 36) 1)
+        (setf (aref chunk 4) 3 (aref chunk 32) 1 (aref chunk 36) 1)
         (let ((checksum (crc-32 (concatenate 'vector (subseq header 32 40) (subseq chunk 0 60)))))
           (dotimes (i 4) (setf (aref chunk (+ 60 i)) (ldb (byte 8 (* 8 i)) checksum))))
         (file-position file (file-length file))
