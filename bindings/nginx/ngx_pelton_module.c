@@ -48,13 +48,16 @@ ngx_module_t ngx_pelton_module = {NGX_MODULE_V1,
 
 /* ---- The log ----------------------------------------------------------------------------------------------------- */
 
-/* In the worker's only thread: those of the library do not log. nginx counts priorities from 1, syslog from 0. */
+/* In the worker's only thread: those of the library do not log. The log is that of the present cycle: a reload with
+   `master_process off` destroys the cycle before it. nginx counts priorities from 1, syslog from 0. */
 static void ngx_pelton_log(void *context, int priority, const char *text) {
-    ngx_log_error((ngx_uint_t)priority + 1, (ngx_log_t *)context, 0, "pelton: %s", text);
+    (void)context;
+    ngx_log_error((ngx_uint_t)priority + 1, ngx_cycle->log, 0, "pelton: %s", text);
 }
 
 static ngx_int_t ngx_pelton_init_process(ngx_cycle_t *cycle) {
-    pelton_set_log(ngx_pelton_log, cycle->log);
+    (void)cycle;
+    pelton_set_log(ngx_pelton_log, NULL);
     return NGX_OK;
 }
 

@@ -5,6 +5,9 @@
 //! attached everything. Each side copies a packet once, checks the copy, and uses only that. The last READY decides:
 //! when it is sent, both sides have mapped and attached everything.
 
+mod refusals;
+
+use self::refusals::Refusals;
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, LaneMemory, ReceiverParts, ReplyLane, receiver_sleeper};
@@ -33,6 +36,7 @@ use pelton_os::{
     membarrier, overdue, own_uid,
 };
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -483,13 +487,29 @@ pub(crate) fn no_descriptor_left() -> String {
 
 /// Refuses a peer that has connected.
 pub(crate) fn turn_away(socket: &Socket, why: &str) {
-    match socket.peer() {
-        Ok(Peer { pid, uid }) => log::warn!(target: LOG_TARGET, "refused the peer, process {pid} of uid {uid}: {why}"),
-        Err(error) => log::warn!(target: LOG_TARGET, "refused a peer that the kernel does not name ({error}): {why}"),
-    }
     let mut bytes = Packet::new(REFUSED).encode().to_vec();
     bytes.extend(why.bytes().take(PACKET_BYTES - FIXED_BYTES));
     let _ = socket.try_send(&bytes, &[]);
+    // After the packet: the peer need not wait for the log.
+    log_refusal(socket, why);
+}
+
+fn log_refusal(socket: &Socket, why: &str) {
+    static REFUSALS: Refusals = Refusals::new();
+    if !log::log_enabled!(target: LOG_TARGET, log::Level::Warn) {
+        return;
+    }
+    let now = clock_gettime(ClockId::Monotonic);
+    let Some(left_out) = REFUSALS.admit(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64) else { return };
+    let others = if left_out > 0 { format!(" (earlier refusals without a line: {left_out})") } else { String::new() };
+    match socket.peer() {
+        Ok(Peer { pid, uid }) => {
+            log::warn!(target: LOG_TARGET, "refused the peer, process {pid} of uid {uid}: {why}{others}");
+        }
+        Err(error) => {
+            log::warn!(target: LOG_TARGET, "refused a peer that the kernel does not name ({error}): {why}{others}");
+        }
+    }
 }
 
 // The names of these memfds are for observers: spec/protocol.md, "Names of memfds".

@@ -540,6 +540,11 @@ impl RecordFile {
         Err(unstable_at(&self.path))
     }
 
+    /// The position of the seek point that the next write begins with, if it does.
+    fn next_point(&self) -> Option<u64> {
+        (self.end - self.index.point_at >= SEEK_POINT_BYTES).then_some(self.end)
+    }
+
     /// The number of bytes written. `None`: the file was truncated or deleted just before or after the write, which
     /// then does not count.
     fn try_append(&mut self, chunks: &[Chunk<'_>]) -> Result<Option<u64>> {
@@ -553,14 +558,15 @@ impl RecordFile {
         let mut compressed = self.compress(chunks, written)?;
         let plain = plain_bytes(chunks);
         let age = Duration::from_nanos(now().saturating_sub(self.header.created));
-        let is_full = self.options.rotate_bytes.is_some_and(|most| self.end + compressed.unwrap_or(plain) > most)
+        let with_point = self.end + self.next_point().map_or(0, |_| HEADER);
+        let is_full = self.options.rotate_bytes.is_some_and(|most| with_point + compressed.unwrap_or(plain) > most)
             || self.options.rotate_interval.is_some_and(|most| age >= most);
         if self.end > self.begin && is_full {
             self.rotate()?;
             // The checksums in the frames begin with the file's id.
             compressed = self.compress(chunks, written)?;
         }
-        let point_at = (self.end - self.index.point_at >= SEEK_POINT_BYTES).then_some(self.end);
+        let point_at = self.next_point();
         let point =
             point_at.map(|at| ChunkHeader::seek_point(at, self.index.messages, self.index.written).bytes(&self.header));
         let point = point.as_ref().map_or(&[][..], |point| point);

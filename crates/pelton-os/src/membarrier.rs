@@ -2,8 +2,7 @@
 //! barrier.
 
 use crate::LOG_TARGET;
-use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 const GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
 const REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
@@ -26,14 +25,15 @@ pub fn register() -> bool {
     if registered {
         PROCESS.store(process, Ordering::Relaxed);
     } else {
-        static LOGGED: Once = Once::new();
+        // No Once, in which others would wait for the logger. Relaxed: it publishes no other memory.
+        static HAS_LOGGED: AtomicBool = AtomicBool::new(false);
         let error = std::io::Error::last_os_error();
-        LOGGED.call_once(|| {
+        if !HAS_LOGGED.swap(true, Ordering::Relaxed) {
             log::warn!(
                 target: LOG_TARGET,
                 "membarrier is refused ({error}): the channels of this process fence for each message, which is slower; permit membarrier in its seccomp filter"
             );
-        });
+        }
     }
     registered
 }

@@ -111,11 +111,14 @@ func refuseAt(socket int, why string) error {
 	return fail.New(fail.ErrRefused, "refused: %s", why)
 }
 
+var refusals logs.Limited
+
 func sendRefusal(socket int, why string) {
-	if peer, err := kernel.PeerOf(socket); err == nil {
-		logs.Warn("pelton: refused the peer", "pid", peer.PID, "uid", peer.UID, "reason", why)
-	}
 	_ = kernel.TrySend(socket, packet.NewRefused(why))
+	// After the packet: the peer need not wait for the log.
+	if peer, err := kernel.PeerOf(socket); err == nil {
+		refusals.Warn("pelton: refused the peer", "pid", peer.PID, "uid", peer.UID, "reason", why)
+	}
 }
 
 // Report sends the peer the reason why this side fails, and returns err.

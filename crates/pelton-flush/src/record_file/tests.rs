@@ -425,3 +425,23 @@ fn a_copied_seek_point_is_none() {
     );
     assert!(scanner.seek_point_from(4097, end).unwrap().is_none());
 }
+
+#[test]
+fn a_file_with_its_seek_points_is_no_larger_than_its_limit() {
+    let directory = tempfile::tempdir().unwrap();
+    // The second write begins with a seek point.
+    let (mut first, mut second) = (Vec::new(), Vec::new());
+    record(1, SEEK_POINT_BYTES as usize, &mut first);
+    record(2, 1000, &mut second);
+    for (spare, is_rotated) in [(HEADER, false), (HEADER - 1, true), (0, true)] {
+        let path = directory.path().join(spare.to_string());
+        let mut file = RecordFileOptions::new().open(&path).unwrap();
+        file.write(&[Chunk::new(LANES[0], None, 1, 1, &first)]).unwrap();
+        drop(file);
+        let limit = std::fs::metadata(&path).unwrap().len() + HEADER + second.len() as u64 + spare;
+        let mut file = RecordFileOptions::new().rotate_bytes(limit).open(&path).unwrap();
+        file.write(&[Chunk::new(LANES[0], None, 2, 1, &second)]).unwrap();
+        assert_eq!(path.with_extension("000001").exists(), is_rotated, "{spare} bytes for the seek point");
+        assert!(std::fs::metadata(&path).unwrap().len() <= limit);
+    }
+}

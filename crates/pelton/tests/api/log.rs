@@ -1,30 +1,75 @@
-//! The log: what it has, and that it has nothing else.
+//! The log: what it has, and that it has nothing else. The processes of these tests have no other refusals.
 
 use crate::support::raw::*;
 use crate::support::*;
-use pelton::Options;
+use pelton::{Options, Receiver};
 use pelton_testkit::log::Kept;
+use std::os::fd::AsFd;
 use std::path::Path;
+
+/// Not a test: the entry point of a child process. Without a role it does nothing.
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    let (kept, name) = (Kept::start(), role.get("name"));
+    let mut receiver = Options::new().gather_at(name).unwrap();
+    let own = format!(
+        "WARN refused the peer, process {} of uid {}: a packet of 3 bytes came, wanted at least 80",
+        std::process::id(),
+        rustix::process::geteuid().as_raw()
+    );
+    match role.get("role") {
+        "refuse-one" => {
+            std::thread::scope(|scope| {
+                scope.spawn(|| Options::new().connect_sender(name).unwrap().send(b"hello").unwrap());
+                assert_eq!(&*receiver.receive().unwrap(), b"hello");
+            });
+            assert_eq!(kept.lines(), Vec::<String>::new());
+            refuse_one(&mut receiver, name);
+            assert_eq!(kept.lines(), [own]);
+        }
+        "refuse-many" => {
+            (0..REFUSALS).for_each(|_| refuse_one(&mut receiver, name));
+            let lines = kept.lines();
+            let left_out = lines.iter().map(|line| match line.strip_prefix(&own).unwrap() {
+                "" => 0,
+                others => {
+                    let number = others.strip_prefix(" (earlier refusals without a line: ").unwrap();
+                    number.strip_suffix(')').unwrap().parse::<usize>().unwrap()
+                }
+            });
+            assert!((1..REFUSALS).contains(&lines.len()), "{lines:?}");
+            assert!(lines.len() + left_out.sum::<usize>() <= REFUSALS, "{lines:?}");
+        }
+        other => panic!("no role {other}"),
+    }
+}
+
+/// Of each of a hundred a line would need a hundred seconds, more than a test may run.
+const REFUSALS: usize = 100;
+
+/// Connects, sends no packet of the protocol, and returns once the receiver has refused that.
+fn refuse_one(receiver: &mut Receiver, name: &str) {
+    let socket = raw_connect(Path::new(name.trim_start_matches("unix:")));
+    raw_send(&socket, b"bad", &[]);
+    eventually("the peer is refused", || {
+        let _ = receiver.try_receive().unwrap();
+        is_readable(socket.as_fd())
+    });
+    assert_eq!(kind_of(&raw_receive(&socket).0), REFUSED);
+}
+
+fn run(role: &'static str) {
+    let dir = TestDir::new(role);
+    Child::start(Role::new(child, role).with("name", dir.name())).wait_for_success();
+}
 
 #[test]
 fn a_refused_peer_is_logged_with_its_process_user_and_reason_and_nothing_else_is() {
-    let kept = Kept::start();
-    let dir = TestDir::new("a refused peer is logged");
-    let mut receiver = Options::new().gather_at(&dir.name()).unwrap();
-    std::thread::scope(|scope| {
-        scope.spawn(|| Options::new().connect_sender(&dir.name()).unwrap().send(b"hello").unwrap());
-        assert_eq!(&*receiver.receive().unwrap(), b"hello");
-    });
-    let own =
-        format!("refused the peer, process {} of uid {}: ", std::process::id(), rustix::process::geteuid().as_raw());
-    let of_this_test =
-        || kept.lines().into_iter().filter(|line| line.contains("a packet of 3 bytes")).collect::<Vec<_>>();
-    assert_eq!(of_this_test(), Vec::<String>::new());
-    let socket = raw_connect(Path::new(dir.name().trim_start_matches("unix:")));
-    raw_send(&socket, b"bad", &[]);
-    eventually("a refusal is logged", || {
-        let _ = receiver.try_receive().unwrap();
-        !of_this_test().is_empty()
-    });
-    assert_eq!(of_this_test(), [format!("WARN {own}a packet of 3 bytes came, wanted at least 80")]);
+    run("refuse-one");
+}
+
+#[test]
+fn many_refusals_have_few_lines_which_count_the_others() {
+    run("refuse-many");
 }

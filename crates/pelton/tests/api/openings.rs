@@ -161,6 +161,25 @@ fn a_peer_that_came_before_an_accept_was_dropped_is_accepted_by_the_next_one() {
 }
 
 #[test]
+fn a_peer_of_a_dropped_accept_is_accepted_by_a_thread_that_waits_already() {
+    let dir = TestDir::new("a_peer_of_a_dropped_accept_is_accepted_by_a_thread_that_waits_already");
+    let listener = Listener::bind(&dir.name()).unwrap();
+    let waiting = listener.clone();
+    let accepted = std::thread::spawn(move || waiting.accept_sender().unwrap());
+    // The thread sleeps, as a rule, and wakes later than this one accepts.
+    for _ in 0..20 {
+        let mut accepting = listener.start_accept_sender().unwrap();
+        let peer = raw_connect(&dir.socket());
+        assert!(accepting.try_finish().unwrap().is_none());
+        drop(accepting);
+        raw_send(&peer, &packet(HELLO, RECEIVER), &[]);
+        assert_eq!(kind_of(&raw_receive(&peer).0), HELLO, "its handshake goes on");
+    }
+    let mut receiver = Receiver::connect(&dir.name()).unwrap();
+    exchange(&mut accepted.join().unwrap(), &mut receiver);
+}
+
+#[test]
 fn an_opening_ends_once_and_its_sender_resumes_by_the_name() {
     let dir = TestDir::new("an_opening_ends_once_and_its_sender_resumes_by_the_name");
     let listener = Listener::bind(&dir.name()).unwrap();
