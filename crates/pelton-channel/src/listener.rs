@@ -9,7 +9,7 @@ use crate::options::Options;
 use crate::settings::HANDSHAKE_TIMEOUT;
 use crate::settings::Settings;
 use pelton_lane::failpoint;
-use pelton_os::socket::{accept_at, first_readable};
+use pelton_os::socket::{accept_at, first_readable, wait_for};
 use pelton_os::{Descriptor, Watch, locked};
 use rustix::event::epoll::{self, EventFlags};
 use std::collections::VecDeque;
@@ -126,7 +126,7 @@ impl Listener {
             }
             let limit = now + HANDSHAKE_TIMEOUT;
             let begun = match waiter {
-                Waiter::Thread => self.greeted(deadline)?.map(|mut handshake| {
+                Waiter::Thread => self.greeted_until(deadline)?.map(|mut handshake| {
                     handshake.wait_until(deadline.map_or(limit, |deadline| deadline.min(limit)));
                     handshake
                 }),
@@ -159,18 +159,41 @@ impl Listener {
 
     /// Has an event loop continue when a peer may have sent its first packet, or has not sent it in time.
     fn watch_by(&self, watch: &Watch) -> std::io::Result<()> {
-        let Inner { connected, readable, .. } = &*self.inner;
-        let (count, first_silent) = {
-            let connected = locked(connected);
-            (connected.len(), connected.front().map(|(_, until)| *until))
-        };
-        if count < CONNECTED_MAX {
+        let readable = &self.inner.readable;
+        let (is_full, first_silent) = self.silent();
+        if !is_full {
             watch.add(readable.as_fd())?;
             return watch.wake_at(first_silent);
         }
         // It is readable by a peer that cannot be accepted yet, and so is no reason to continue.
         watch.remove(readable.as_fd());
         watch.wake_at(Some(Instant::now() + FULL_PAUSE))
+    }
+
+    /// Whether this side awaits the first packets of as many peers as it may, and the deadline of the first of them.
+    fn silent(&self) -> (bool, Option<Instant>) {
+        let connected = locked(&self.inner.connected);
+        (connected.len() >= CONNECTED_MAX, connected.front().map(|(_, until)| *until))
+    }
+
+    /// As [`Listener::greeted`], for a thread: while it sleeps, the waiting peers are in the common list, because an
+    /// event loop may accept one meanwhile, and leave it there.
+    fn greeted_until(&self, deadline: Option<Instant>) -> Result<Option<Handshake>> {
+        let earlier = |one: Option<Instant>| [deadline, one].into_iter().flatten().min();
+        loop {
+            let now = Instant::now();
+            // While the list is full, the epoll is readable by a peer that cannot be accepted yet.
+            let step = if self.silent().0 { now + FULL_PAUSE } else { now };
+            let greeted = self.greeted(earlier(Some(step)))?;
+            if greeted.is_some() || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(greeted);
+            }
+            let (is_full, first_silent) = self.silent();
+            if !is_full {
+                let waited = wait_for(self.inner.readable.as_fd(), None, false, earlier(first_silent));
+                waited.map_err(Error::system("waiting for a connection"))?;
+            }
+        }
     }
 
     /// Waits until a peer has sent its first packet, or the deadline. Accepts connections meanwhile. Takes one step
