@@ -164,10 +164,20 @@ fn a_peer_that_came_before_an_accept_was_dropped_is_accepted_by_the_next_one() {
 fn a_peer_of_a_dropped_accept_is_accepted_by_a_thread_that_waits_already() {
     let dir = TestDir::new("a_peer_of_a_dropped_accept_is_accepted_by_a_thread_that_waits_already");
     let listener = Listener::bind(&dir.name()).unwrap();
+    // On one processor, a thread of SCHED_BATCH that wakes interrupts no other: this one accepts first.
+    let everywhere = pelton_testkit::kernel::pin(0);
     let waiting = listener.clone();
-    let accepted = std::thread::spawn(move || waiting.accept_sender().unwrap());
-    // The thread sleeps, as a rule, and wakes later than this one accepts.
-    for _ in 0..20 {
+    let (thread_sender, of_thread) = std::sync::mpsc::channel();
+    let accepted = std::thread::spawn(move || {
+        thread_sender.send(this_thread()).unwrap();
+        let priority = libc::sched_param { sched_priority: 0 };
+        // SAFETY: the struct lives across the call, which affects this thread only.
+        assert_eq!(unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &priority) }, 0);
+        waiting.accept_sender().unwrap()
+    });
+    let thread = of_thread.recv().unwrap();
+    for _ in 0..5 {
+        wait_until_thread_polls(thread);
         let mut accepting = listener.start_accept_sender().unwrap();
         let peer = raw_connect(&dir.socket());
         assert!(accepting.try_finish().unwrap().is_none());
@@ -177,6 +187,7 @@ fn a_peer_of_a_dropped_accept_is_accepted_by_a_thread_that_waits_already() {
     }
     let mut receiver = Receiver::connect(&dir.name()).unwrap();
     exchange(&mut accepted.join().unwrap(), &mut receiver);
+    rustix::thread::sched_setaffinity(None, &everywhere).unwrap();
 }
 
 #[test]
