@@ -147,7 +147,16 @@ func (l *clientLink) isOpen() bool {
 	return !l.isDraining && !l.isPeerClosed && !l.isLost && !l.in.Link.IsGone.Load() && !l.out.Lane.ConsumerClosed()
 }
 
+// takes reports whether a request with this payload may be sent by it.
 func (l *clientLink) takes(bytes int) bool { return l.isOpen() && uint64(bytes) <= l.bytesMax }
+
+// recordBytes returns the bytes that write needs, without the record's header, for a payload and what is before it.
+func (l *clientLink) recordBytes(bytes, prefix int) int {
+	if l.takesTraced {
+		return bytes + prefix
+	}
+	return bytes
+}
 
 func (l *clientLink) close() {
 	l.out.Close()

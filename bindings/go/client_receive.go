@@ -2,6 +2,7 @@ package pelton
 
 import (
 	"errors"
+	"math"
 	"slices"
 
 	"github.com/pelton-ipc/pelton/bindings/go/internal/calls"
@@ -253,22 +254,23 @@ func (c *Client) loseLink(link *clientLink, loss error, why error) {
 func (c *Client) reroute() {
 	waiting := c.unrouted
 	c.unrouted = nil
-	full := -1
+	// There is no space for a payload of this size, with or without a traceparent.
+	full := math.MaxInt
 	for _, slot := range waiting {
 		p := &c.slots[slot]
 		id := uint64(p.generation)<<32 | uint64(slot)
-		if full >= 0 && len(p.request) >= full {
+		h := calls.Header{ID: id, Kind: calls.KindRequest, Deadline: p.deadline, Traced: p.isTraced}
+		if len(p.request)-h.Prefix() >= full {
 			c.unrouted = append(c.unrouted, slot)
 			continue
 		}
-		h := calls.Header{ID: id, Kind: calls.KindRequest, Deadline: p.deadline, Traced: p.isTraced}
 		link, err := c.writeToAny(h, p.request)
 		switch {
 		case link != nil:
 			p.link = link
 			link.inFlight++
 		case err == nil:
-			full = len(p.request)
+			full = min(full, len(p.request))
 			c.unrouted = append(c.unrouted, slot)
 		case errors.Is(err, ErrTooLarge) && len(c.discovery.connecting) > 0:
 			// A service that is connecting may take it.

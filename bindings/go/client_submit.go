@@ -105,7 +105,11 @@ func (c *Client) submit(ctx context.Context, call *Call, request []byte, options
 				return nil
 			}
 		}
-		if err := c.wait(ctx, waiter{what: waitSpaceForCall, bytes: len(payload)}); err != nil {
+		// wait returns without a check of the context if the condition holds.
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := c.wait(ctx, waiter{what: waitSpaceForCall, bytes: len(request), prefix: h.Prefix()}); err != nil {
 			return err
 		}
 	}

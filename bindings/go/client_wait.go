@@ -19,8 +19,8 @@ import (
 type waiter struct {
 	what waitsFor
 	call *Call
-	// Of a request.
-	bytes int
+	// Of a request: its payload, which alone counts towards the largest request, and the traceparent before it.
+	bytes, prefix int
 	// Whose queue is to be empty.
 	link *clientLink
 	// It waits for another poll than this one.
@@ -198,8 +198,8 @@ func (c *Client) check(w *waiter) (bool, error) {
 		}
 		isSomebody = true
 		done, err := link.out.Flush()
-		if done && err == nil && link.out.IsWhole(w.bytes) {
-			_, done, err = link.out.Lane.TryReserve(uint64(calls.HeaderSize+w.bytes), 0)
+		if bytes := link.recordBytes(w.bytes, w.prefix); done && err == nil && link.out.IsWhole(bytes) {
+			_, done, err = link.out.Lane.TryReserve(uint64(calls.HeaderSize+bytes), 0)
 		}
 		if done || err != nil {
 			// The next attempt finds the error.
@@ -321,7 +321,7 @@ func (c *Client) armForSpace() bool {
 func (c *Client) wantedOf(link *clientLink) (bytes uint64) {
 	ask := func(w *waiter) {
 		if (w.what == waitSpace || w.what == waitSpaceForCall && c.hasFreeSlot()) && link.takes(w.bytes) {
-			bytes = max(bytes, uint64(calls.HeaderSize+w.bytes))
+			bytes = max(bytes, uint64(calls.HeaderSize+link.recordBytes(w.bytes, w.prefix)))
 		}
 	}
 	ask(c.leader)

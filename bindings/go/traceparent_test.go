@@ -2,9 +2,12 @@ package pelton
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/pelton-ipc/pelton/bindings/go/internal/calls"
 )
 
 const validTraceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -64,5 +67,63 @@ func TestACallThatAnotherServiceCarriesOutKeepsItsTraceparent(t *testing.T) {
 	}
 	if err := errors.Join(must(service.Receive(ctx)).Reply(nil), <-awaited); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The traceparent does not count towards the largest request, and not every service gets it.
+func TestATracedRequestInAFullLaneSleepsUntilThereIsSpaceOrTheContextEnds(t *testing.T) {
+	for about, test := range map[string]struct {
+		name              func(*testing.T) string
+		takesTraced       bool
+		bytes, recordsMax int
+	}{
+		"the largest request of the only service": {place, true, 4096, 0},
+		"the largest request of a short name":     {shortName, true, 4096, 0},
+		// It is in one record without the traceparent, and would be in two with it.
+		"the largest record without a traceparent": {place, false, 1000, 1024},
+	} {
+		t.Run(about, func(t *testing.T) {
+			name, ctx := test.name(t), soon(t)
+			service := listening(t, name, &Options{CallBytesMax: 4096})
+			client := connected(t, name, &Options{Capacity: 1 << 16, MessageBytesMax: test.recordsMax})
+			client.mutex.Lock()
+			link := client.links[0]
+			link.takesTraced = test.takesTraced
+			for done := true; done; {
+				done = must(link.out.Put(calls.Header{Kind: calls.KindNotify}, make([]byte, test.bytes)))
+			}
+			client.mutex.Unlock()
+			request := payload(1, test.bytes)
+			isAsleep := func(ctx context.Context) (bool, chan error) {
+				done := make(chan error, 1)
+				go func() { _, err := client.Call(ctx, request, Traceparent(validTraceparent)); done <- err }()
+				return parked("(*Client).wait"), done
+			}
+			limited, cancel := context.WithCancel(ctx)
+			slept, cancelled := isAsleep(limited)
+			if cancel(); slept {
+				if err := <-cancelled; !errors.Is(err, context.Canceled) {
+					t.Fatal(err)
+				}
+			}
+			sleptAgain, replied := isAsleep(ctx)
+			for {
+				found := must(service.Receive(ctx))
+				if found.IsNotification() {
+					_ = found.Abandon()
+					continue
+				}
+				if !bytes.Equal(found.Bytes(), request) || found.Traceparent() != "" != test.takesTraced {
+					t.Error(len(found.Bytes()), found.Traceparent())
+				}
+				if err := errors.Join(found.Reply(nil), <-replied); err != nil {
+					t.Fatal(err)
+				}
+				break
+			}
+			if !slept || !sleptAgain {
+				t.Fatal("it polls again and again")
+			}
+		})
 	}
 }

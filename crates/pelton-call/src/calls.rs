@@ -1,6 +1,6 @@
 //! A client's calls that are in flight: each in a slot of its own until its final completion has come.
 
-use super::frame::{CALLS_MAX, Header, Kind, generation_of, slot_of};
+use super::frame::{CALLS_MAX, Header, Kind, Size, generation_of, slot_of};
 use pelton_channel::{CallFailure, Error};
 
 /// Identifies a call: [`crate::Client::submit`] returns it, and [`crate::Completion`]s carry it. No two calls of a
@@ -218,8 +218,10 @@ impl Calls {
         self.slot_mut(call).request = request;
     }
 
-    pub(super) fn kept_bytes(&self, call: CallId) -> usize {
-        self.slots[slot_of(call.0) as usize].request.len()
+    pub(super) fn kept_size(&self, call: CallId) -> Size {
+        let slot = &self.slots[slot_of(call.0) as usize];
+        let header = Header { traced: slot.is_traced, ..Header::new(Kind::Request, call.0) };
+        header.size_of(&slot.request)
     }
 
     fn slot_mut(&mut self, call: CallId) -> &mut Slot {

@@ -5,7 +5,7 @@
 //! `../inbox.rs` stores completions that came while something else was awaited. `submitting.rs`, `receiving.rs` and
 //! `waiting.rs` connect these.
 
-use super::frame::{Clock, Header, Kind};
+use super::frame::{Clock, Header, Kind, Size};
 use crate::body::Body;
 use crate::calls::{CallId, Calls, Loss, Outcome, State};
 use crate::inbox::{Inbox, StoredCompletion};
@@ -82,7 +82,7 @@ pub struct Client {
     /// What a wait has found, for the function that waited.
     found: Option<Found>,
     /// Size of a message that found no space, for [`Client::arm`].
-    wanted: Option<usize>,
+    wanted: Option<Size>,
     reply_bytes_max: u64,
     clock: Clock,
     busy_poll: Duration,
@@ -192,7 +192,7 @@ enum Condition {
     /// A completion of this call.
     Of(CallId),
     /// Space for a request of this size, and a free slot if it `is_call`.
-    Space { bytes: usize, is_call: bool },
+    Space { size: Size, is_call: bool },
     /// All queued messages are in the lane of the connection of that number.
     Written(u32),
 }
@@ -419,7 +419,8 @@ impl Client {
             {
                 return Ok(Some(RequestReservation { client: self, call, at, space }));
             }
-            if self.find(Condition::Space { bytes, is_call: true }, deadline)?.is_none() {
+            let condition = Condition::Space { size: Size::untraced(bytes), is_call: true };
+            if self.find(condition, deadline)?.is_none() {
                 return Ok(None);
             }
         }
@@ -546,7 +547,8 @@ impl Client {
             if let Some(at) = self.notify_now(message)? {
                 break at;
             }
-            if self.find(Condition::Space { bytes: message.len(), is_call: false }, deadline)?.is_none() {
+            let condition = Condition::Space { size: Size::untraced(message.len()), is_call: false };
+            if self.find(condition, deadline)?.is_none() {
                 return Ok(if deadline == Deadline::Now { Sent::Full } else { Sent::TimedOut });
             }
         };

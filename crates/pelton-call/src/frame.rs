@@ -1,7 +1,7 @@
 //! The header before each request and each reply in its record: the bytes of `spec/call.md`. The checks of a peer's
 //! header that need no table of calls are here too.
 
-use pelton_channel::raw::Kept;
+use pelton_channel::raw::{Kept, LINK_BYTES_MIN};
 use pelton_channel::{Error, Result};
 use pelton_os::monotonic_ns;
 use std::time::{Duration, Instant};
@@ -17,6 +17,8 @@ const CONTINUED: u64 = 1 << 9;
 const TRACED: u64 = 1 << 10;
 /// Its bytes.
 pub(crate) const TRACEPARENT_BYTES: usize = 32;
+// The first piece of a request has at least a byte after the traceparent, in the smallest lane too.
+const _: () = assert!(LINK_BYTES_MIN as usize > HEADER_BYTES + TRACEPARENT_BYTES);
 /// The size of a piece of a large message. A guess: this side writes one piece while the other still reads the piece
 /// before, and both stay in a cache.
 const PIECE_BYTES: usize = 64 << 10;
@@ -105,6 +107,11 @@ impl Header {
         if self.traced { TRACEPARENT_BYTES } else { 0 }
     }
 
+    /// The size of the message with this header; `body` is what follows the header.
+    pub(crate) fn size_of(&self, body: &[u8]) -> Size {
+        Size { bytes: body.len() - self.prefix_bytes(), is_traced: self.traced }
+    }
+
     /// Whether these words are a valid header of a whole message of that kind, as most are. If not: [`Header::read`].
     #[inline(always)]
     pub(crate) fn is_plain(words: &[u64; 3], kind: Kind) -> bool {
@@ -162,6 +169,21 @@ impl Header {
             return Err("length");
         }
         Ok(header)
+    }
+}
+
+/// The size of a request or a notification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size {
+    /// Of the payload, which alone counts towards the largest request.
+    pub(crate) bytes: usize,
+    /// A traceparent is before the payload, for a service that takes one.
+    pub(crate) is_traced: bool,
+}
+
+impl Size {
+    pub(crate) fn untraced(bytes: usize) -> Size {
+        Size { bytes, is_traced: false }
     }
 }
 

@@ -6,8 +6,8 @@ use super::placed::Storage;
 use super::reply_lock::ReplyLock;
 use super::{CallId, Client, Loss, Outcome, Service};
 use crate::outbox::FrameSender as _;
-use pelton_channel::{Deadline, Error, Options, Result, Traceparent};
-use pelton_testkit::Random;
+use pelton_channel::{Armed, Deadline, Error, Options, Result, Sent, Traceparent};
+use pelton_testkit::{Random, Watchdog, deadline, readable, this_thread, wait_until_thread_polls};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -110,9 +110,12 @@ fn link(count: usize) -> Link {
 
 /// This number of services of one name, and a client that has discovered all of them.
 fn services_of_one_name(count: usize) -> (Vec<Service>, Client) {
+    services_with(count, <Options>::new().capacity(1 << 16).call_bytes_max(BYTES_MAX))
+}
+
+fn services_with(count: usize, options: Options) -> (Vec<Service>, Client) {
     static NAMES: AtomicU32 = AtomicU32::new(0);
     let name = format!("test-calls-{}-{}", std::process::id(), NAMES.fetch_add(1, Ordering::Relaxed));
-    let options = <Options>::new().capacity(1 << 16).call_bytes_max(BYTES_MAX);
     let mut services: Vec<Service> =
         (0..count).map(|_| Service::listen_with(&name, &options.cast()).unwrap()).collect();
     let connecting = std::thread::spawn(move || {
@@ -388,7 +391,7 @@ fn a_notification_waits_for_its_own_lane_only() {
     }
     assert!(client.balancer.connections.iter().any(|connection| !connection.outbox.is_empty()));
     let until = Instant::now() + Duration::from_secs(20);
-    assert_eq!(client.notify_until(b"note", until).unwrap(), pelton_channel::Sent::Sent);
+    assert_eq!(client.notify_until(b"note", until).unwrap(), Sent::Sent);
     assert!(Instant::now() < until, "it waited for the stopped service");
     assert_eq!(*services[1].try_receive().unwrap().unwrap(), *b"note");
 }
@@ -534,4 +537,99 @@ fn a_call_that_another_service_carries_out_keeps_its_traceparent() {
         request.reply(b"").unwrap();
     }
     calls.iter().for_each(|call| assert_eq!(client.completion_of(*call).unwrap().outcome(), Outcome::Reply));
+}
+
+/// A request of the largest size, which the traceparent before it does not change.
+const LARGEST: [u8; BYTES_MAX as usize] = [3; BYTES_MAX as usize];
+
+fn span() -> Traceparent {
+    Traceparent::new([1; 16], [2; 8], 1).unwrap()
+}
+
+/// Fills the lanes of requests, so that none has space for a message of `bytes`.
+fn fill(client: &mut Client, bytes: usize) {
+    while client.try_notify(&LARGEST[..bytes]).unwrap() == Sent::Sent {}
+    // What found no space is not tried again.
+    client.cancel_wanted_space();
+}
+
+/// Releases all requests. Returns those that are no notifications.
+fn take_calls(service: &mut Service) -> Vec<(Vec<u8>, Option<Traceparent>, crate::Responder)> {
+    let mut calls = Vec::new();
+    while let Some(request) = service.try_receive().unwrap() {
+        if !request.is_notification() {
+            calls.push((request.to_vec(), request.traceparent(), request.into_responder()));
+        }
+    }
+    calls
+}
+
+#[test]
+fn an_event_loop_is_woken_for_the_space_of_a_traced_request_of_the_largest_size() {
+    let (mut services, mut client) = services_of_one_name(1);
+    fill(&mut client, LARGEST.len());
+    assert!(client.submit_traced(&LARGEST, span(), Deadline::Now).unwrap().is_none());
+    assert_eq!(client.arm().unwrap(), Armed::Waiting);
+    assert!(take_calls(&mut services[0]).is_empty());
+    readable(&client);
+    client.disarm();
+    client.submit_traced(&LARGEST, span(), Deadline::Now).unwrap().expect("the lane is empty");
+    assert_eq!(take_calls(&mut services[0])[0].1, Some(span()));
+}
+
+/// A request of the largest size; and one that is a record without the traceparent and would be two with it.
+#[test]
+fn a_traced_request_in_a_full_lane_sleeps_until_there_is_space() {
+    let options = || <Options>::new().capacity(1 << 16).call_bytes_max(BYTES_MAX);
+    for (options, takes_traced, bytes) in [(options(), true, 4096), (options().message_bytes_max(1024), false, 1000)] {
+        let (mut services, mut client) = services_with(1, options);
+        client.balancer.connections[0].takes_traced = takes_traced;
+        fill(&mut client, bytes);
+        let (send_thread, thread) = std::sync::mpsc::channel();
+        let calling = std::thread::spawn(move || {
+            send_thread.send(this_thread()).unwrap();
+            let call = client.submit_traced(&LARGEST[..bytes], span(), deadline()).unwrap();
+            (call, client)
+        });
+        wait_until_thread_polls(thread.recv().unwrap());
+        assert!(take_calls(&mut services[0]).is_empty());
+        let (call, _client) = calling.join().unwrap();
+        assert!(call.is_some(), "there was space");
+        assert_eq!(take_calls(&mut services[0])[0].1, takes_traced.then(span));
+    }
+}
+
+#[test]
+fn a_traced_request_in_a_full_lane_ends_at_its_deadline() {
+    let (mut services, mut client) = services_of_one_name(1);
+    fill(&mut client, LARGEST.len());
+    // Its end is the claim.
+    let _watchdog = Watchdog::new("the request does not end at its deadline");
+    let deadline = Instant::now() + Duration::from_millis(20);
+    assert!(client.submit_traced(&LARGEST, span(), deadline).unwrap().is_none());
+    assert!(take_calls(&mut services[0]).is_empty());
+}
+
+#[test]
+fn an_event_loop_is_woken_for_the_space_of_a_traced_call_that_another_service_is_to_carry_out() {
+    let (mut services, mut client) = services_of_one_name(2);
+    let calls = [0, 1].map(|_| client.submit_traced(&LARGEST, span(), Deadline::Now).unwrap().unwrap());
+    calls.iter().for_each(|call| assert!(client.mark_idempotent(*call).unwrap()));
+    fill(&mut client, LARGEST.len());
+    // Each service has one of the two calls. The first dies with its own.
+    let mut survivor = services.pop().unwrap();
+    drop(services);
+    let until = deadline();
+    while client.arm().unwrap() == Armed::Ready || client.service_count() == 2 {
+        client.disarm();
+        assert!(Instant::now() < until, "the lane of the survivor stays full");
+    }
+    let own = take_calls(&mut survivor);
+    readable(&client);
+    // Moves the other call.
+    let _ = client.arm().unwrap();
+    client.disarm();
+    let moved = take_calls(&mut survivor);
+    assert_eq!((own.len(), moved.len()), (1, 1));
+    assert_eq!((&moved[0].0[..], moved[0].1), (&LARGEST[..], Some(span())));
 }

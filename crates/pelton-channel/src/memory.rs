@@ -27,7 +27,7 @@ impl Limits {
 pub(crate) const GRANULE: u64 = 64 * 1024;
 /// The minimum for `message_bytes` of a link's lane: space for a header and some bytes. A large
 /// message travels in pieces of at most that size; in smaller pieces it would take too long.
-pub(crate) const LINK_BYTES_MIN: u64 = 1024;
+pub const LINK_BYTES_MIN: u64 = 1024;
 
 /// Each new peer may have this part (1/16) of the remaining budget. So the first peers get most, and many peers get
 /// some.

@@ -20,7 +20,7 @@ pub use crate::handshake::Replies;
 use crate::lane_id::LaneId;
 use crate::lanes::Lane;
 pub use crate::lanes::ReplyLane;
-pub use crate::memory::{Budget, Kept, Share};
+pub use crate::memory::{Budget, Kept, LINK_BYTES_MIN, Share};
 pub use crate::name::Name;
 pub use crate::opening::{Waiter, in_call};
 pub use crate::packet::TRACED_REQUESTS;

@@ -23,6 +23,10 @@ type Queued struct {
 	Share limits.Share
 }
 
+// The first piece of a request has at least a byte after the traceparent, in the smallest lane too: else this is
+// negative, which does not compile.
+const _ uint = handshake.CallMessageMin - HeaderSize - TraceparentBytes - 1
+
 // next returns how many bytes of the payload go into the next record.
 func (o *Queued) next(bytesMax uint64) int {
 	left, most := len(o.Bytes)-o.Written, int(bytesMax)-HeaderSize

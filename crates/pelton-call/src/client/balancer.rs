@@ -7,7 +7,7 @@
 use super::connection::{Connection, State};
 use super::discovery::{Discovery, READ_INTERVAL};
 use crate::calls::{CallId, Calls, Loss, Outcome};
-use crate::frame::{Header, check_size};
+use crate::frame::{Header, Size, check_size};
 use crate::inbox::{Inbox, StoredCompletion};
 use crate::outbox::FrameSender as _;
 use pelton_channel::raw::Settings;
@@ -227,7 +227,8 @@ impl Balancer {
                     false => return Ok(None),
                 }
             };
-            let takes = |connection: &Connection| connection.takes(payload.len() - header.prefix_bytes());
+            let size = header.size_of(payload);
+            let takes = |connection: &Connection| connection.takes(size);
             let mut at = best;
             let lost = loop {
                 if takes(&self.connections[at]) {
@@ -248,7 +249,7 @@ impl Balancer {
                 None if self.connections.iter().any(takes) => return Ok(None),
                 // The remaining services take less than one that has left.
                 None if self.connections.iter().any(Connection::is_open) => {
-                    check_size(payload.len(), self.request_bytes_max())?;
+                    check_size(size.bytes, self.request_bytes_max())?;
                 }
                 None => {}
             }
@@ -275,7 +276,7 @@ impl Balancer {
             let at = (best + step) % self.connections.len();
             let has_many = self.has_many();
             let connection = &mut self.connections[at];
-            if has_many && !connection.takes(bytes) {
+            if has_many && !connection.takes(Size::untraced(bytes)) {
                 continue;
             }
             let outbox = &mut connection.outbox;
@@ -440,10 +441,10 @@ impl Balancer {
     #[cold]
     pub(super) fn reroute(&mut self, calls: &mut Calls, inbox: &mut Inbox) -> Result<()> {
         let mut index = 0;
-        // There is no space for requests of this size.
+        // There is no space for a payload of this size, with or without a traceparent.
         let mut full = usize::MAX;
         while let Some(call) = self.unrouted.get(index).copied() {
-            if calls.kept_bytes(call) >= full {
+            if calls.kept_size(call).bytes >= full {
                 index += 1;
                 continue;
             }
@@ -458,7 +459,8 @@ impl Balancer {
                     calls.reroute(call, connection.number);
                 }
                 Ok(None) => {
-                    full = bytes;
+                    full = full.min(bytes);
+                    index += 1;
                     continue;
                 }
                 // A service that is connecting may take it.

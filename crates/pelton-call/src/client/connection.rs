@@ -1,6 +1,6 @@
 //! A client's connection to one service: the two lanes of a link, and what has been said by them.
 
-use crate::frame::{Assembly, By, HEADER_BYTES, Header};
+use crate::frame::{Assembly, By, HEADER_BYTES, Header, Size, TRACEPARENT_BYTES};
 use crate::outbox::Outbox;
 use pelton_channel::raw::{Duplex, TRACED_REQUESTS};
 use pelton_channel::{Error, Receiver, Result};
@@ -63,8 +63,15 @@ impl Connection {
     }
 
     /// Whether a request of this size may be submitted by it.
-    pub(super) fn takes(&self, bytes: usize) -> bool {
-        self.is_open() && bytes as u64 <= self.request_bytes_max
+    pub(super) fn takes(&self, size: Size) -> bool {
+        self.is_open() && size.bytes as u64 <= self.request_bytes_max
+    }
+
+    /// Bytes of the record that [`Connection::write`] needs space for, without its header; `None` for a message in
+    /// pieces.
+    pub(super) fn whole_bytes(&self, size: Size) -> Option<usize> {
+        let prefix_bytes = if size.is_traced && self.takes_traced { TRACEPARENT_BYTES } else { 0 };
+        Some(size.bytes + prefix_bytes).filter(|bytes| self.outbox.is_whole(*bytes))
     }
 
     pub(super) fn is_to(&self, path: &Path) -> bool {

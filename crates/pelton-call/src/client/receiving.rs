@@ -161,7 +161,7 @@ impl Client {
     }
 
     fn poll_space(&mut self, condition: Condition) -> Result<Option<Found>> {
-        let Condition::Space { bytes, is_call } = condition else {
+        let Condition::Space { size, is_call } = condition else {
             return Ok(self.flush(condition)?.then_some(Found::Space));
         };
         if is_call && self.is_inbox_full() {
@@ -178,13 +178,18 @@ impl Client {
         let mut is_taken = false;
         for at in 0..self.balancer.connections.len() {
             let connection = &mut self.balancer.connections[at];
-            if has_many && !connection.takes(bytes) {
+            if has_many && !connection.takes(size) {
                 continue;
             }
             is_taken = true;
             let has_space = |connection: &mut Connection| -> Result<bool> {
+                let whole_bytes = connection.whole_bytes(size);
                 let outbox = &mut connection.outbox;
-                Ok(outbox.flush()? && (!outbox.is_whole(bytes) || outbox.sender.try_reserve_body(bytes)?.is_some()))
+                Ok(outbox.flush()?
+                    && match whole_bytes {
+                        Some(bytes) => outbox.sender.try_reserve_body(bytes)?.is_some(),
+                        None => true,
+                    })
             };
             match has_space(connection) {
                 Ok(true) => return Ok(Some(Found::Space)),

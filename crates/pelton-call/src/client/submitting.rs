@@ -2,10 +2,11 @@
 
 use super::{Client, Condition};
 use crate::calls::CallId;
-use crate::frame::{CALLS_MAX, Header, Kind};
+use crate::frame::{CALLS_MAX, Header, Kind, Size};
 use crate::outbox::FrameSender as _;
 use pelton_channel::{Deadline, Error, Result, Traceparent};
 use pelton_lane::ReservedSpace;
+use std::time::Instant;
 
 impl Client {
     /// Submits to the only service, with an empty queue and space at the tail. `None` in any other case: use
@@ -66,14 +67,17 @@ impl Client {
     }
 
     fn submit_header_waiting(&mut self, header: Header, request: &[u8], deadline: Deadline) -> Result<Option<CallId>> {
-        loop {
-            if self.find(Condition::Space { bytes: request.len(), is_call: true }, deadline)?.is_none() {
-                return Ok(None);
-            }
+        let condition = Condition::Space { size: header.size_of(request), is_call: true };
+        while self.find(condition, deadline)?.is_some() {
             if let Some(call) = self.submit_header(header, request)? {
                 return Ok(Some(call));
             }
+            // `find` checks the deadline only when it has to wait.
+            if deadline.instant().is_some_and(|deadline| Instant::now() >= deadline) {
+                break;
+            }
         }
+        Ok(None)
     }
 
     /// As [`Client::submit_until`], for a service that reads [`Request::traceparent`](crate::Request::traceparent).
@@ -179,7 +183,7 @@ impl Client {
         self.before_failure();
         let Client { balancer, calls, inbox, wanted, .. } = self;
         let written = balancer.write(header, payload, calls, inbox)?;
-        *wanted = if written.is_some() { None } else { Some(payload.len()) };
+        *wanted = if written.is_some() { None } else { Some(header.size_of(payload)) };
         if written.is_none() {
             balancer.discover_if_due();
         }
@@ -191,7 +195,7 @@ impl Client {
         self.before_failure();
         let Client { balancer, calls, inbox, wanted, .. } = self;
         let reserved = balancer.reserve(bytes, calls, inbox)?;
-        *wanted = if reserved.is_some() { None } else { Some(bytes) };
+        *wanted = if reserved.is_some() { None } else { Some(Size::untraced(bytes)) };
         if reserved.is_none() {
             balancer.discover_if_due();
         }

@@ -4,6 +4,7 @@
 use super::balancer::is_end;
 use super::discovery::READ_INTERVAL;
 use super::{Balancer, Client, Condition, Connection};
+use crate::frame::Size;
 use crate::outbox::FrameSender as _;
 use pelton_channel::raw::{LastRing, Polled, Side, Spin};
 use pelton_channel::{Error, Result};
@@ -16,7 +17,7 @@ pub(super) struct Waiting<'a> {
     pub(super) client: &'a mut Client,
     pub(super) condition: Condition,
     /// Size of another message that waits for space.
-    pub(super) wanted: Option<usize>,
+    pub(super) wanted: Option<Size>,
 }
 
 impl Waiting<'_> {
@@ -30,15 +31,15 @@ impl Waiting<'_> {
         if !balancer.has_many() && self.wanted.is_none() && self.condition.is_completion() {
             return None;
         }
-        let takes = |bytes: &usize| !balancer.has_many() || connection.takes(*bytes);
-        let whole = |bytes| if connection.outbox.is_whole(bytes) { bytes } else { 0 };
-        if let Some(bytes) = balancer.unrouted.iter().map(|call| calls.kept_bytes(*call)).find(takes) {
-            return Some(whole(bytes));
+        let takes = |size: &Size| !balancer.has_many() || connection.takes(*size);
+        let whole = |size| connection.whole_bytes(size).unwrap_or(0);
+        if let Some(size) = balancer.unrouted.iter().map(|call| calls.kept_size(*call)).find(takes) {
+            return Some(whole(size));
         }
         match self.condition {
             // A completion makes a slot free.
             Condition::Space { is_call: true, .. } if calls.is_full() => None,
-            Condition::Space { bytes, .. } => Some(bytes).filter(takes).map(whole),
+            Condition::Space { size, .. } => Some(size).filter(takes).map(whole),
             _ => self.wanted.filter(takes).map(whole),
         }
     }
