@@ -54,7 +54,7 @@ func (c *Client) submit(ctx context.Context, call *Call, request []byte, options
 	if deadline, ok := ctx.Deadline(); ok {
 		h.Deadline = calls.ToNS(deadline)
 	}
-	// What is sent: the request, and before it the traceparent.
+	// The payload: the traceparent, if there is one, then the request.
 	payload, isIdempotent := request, false
 	for _, option := range options {
 		isIdempotent = isIdempotent || option.isIdempotent

@@ -22,7 +22,7 @@ const BYTES_PER_DATA: u64 = 64;
 /// A search by seek points ends when so many bytes are left, of which it reads the headers: about as many as between
 /// two of them.
 const SEARCH_BYTES_MIN: u64 = 2 << 20;
-/// How far a search looks for a seek point, as `spec/record-file.md` says.
+/// Most bytes from one seek point to the next: `spec/record-file.md`.
 const SEEK_POINT_DISTANCE_MAX: u64 = 32 << 20;
 
 /// Reads the records of a file that a [`RecordFile`](crate::RecordFile) wrote, or is writing.
