@@ -19,7 +19,7 @@ use std::{
     collections::HashMap,
     fs,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// The choices of a seed for a scenario.
@@ -167,8 +167,10 @@ impl FileCheck {
         self.path.with_extension(format!("{number:06}"))
     }
 
-    /// Reads further, up to the end. A running or killed writer may leave a torn end.
-    fn read(&mut self) -> Result<(), Stop> {
+    /// Reads further, up to the end, which a running or killed writer may leave torn, or for `limit`: a running writer
+    /// may be faster.
+    fn read(&mut self, limit: Duration) -> Result<(), Stop> {
+        let began = Instant::now();
         loop {
             let mut reader = match self.reader.take() {
                 Some(reader) => reader,
@@ -179,8 +181,8 @@ impl FileCheck {
             };
             // Before the end is read: a file that is renamed now gets no further writes.
             let is_rotated = self.rotated(reader.number()).exists();
-            self.read_to_end(&mut reader, is_rotated)?;
-            let next = if is_rotated { self.open(reader.number() + 1)? } else { None };
+            let is_at_end = self.read_to_end(&mut reader, is_rotated, || began.elapsed() > limit)?;
+            let next = if is_rotated && is_at_end { self.open(reader.number() + 1)? } else { None };
             let continues = next.is_some();
             self.reader = Some(next.unwrap_or(reader));
             if !continues {
@@ -202,13 +204,19 @@ impl FileCheck {
         Ok(None)
     }
 
-    fn read_to_end(&mut self, reader: &mut RecordReader, is_whole: bool) -> Result<(), Stop> {
-        loop {
+    /// Returns whether it is at the end, rather than late.
+    fn read_to_end(
+        &mut self,
+        reader: &mut RecordReader,
+        is_whole: bool,
+        is_late: impl Fn() -> bool,
+    ) -> Result<bool, Stop> {
+        while !is_late() {
             let chunk = match reader.next_chunk() {
                 Ok(Some(chunk)) => chunk,
-                Ok(None) => return Ok(()),
+                Ok(None) => return Ok(true),
                 // A torn end, by a killed or a running writer.
-                Err(Error::Damaged { .. }) if !is_whole => return Ok(()),
+                Err(Error::Damaged { .. }) if !is_whole => return Ok(true),
                 Err(error) => return Err(Stop::Fault(Fault::new(FaultKind::Garbage, 1, error))),
             };
             for record in chunk.records() {
@@ -223,20 +231,16 @@ impl FileCheck {
                 if let Err(problem) = check(&self.sizes, number, payload) {
                     self.faults.push(Fault::new(FaultKind::Garbage, 1, format_args!("in the file: {problem}")));
                 }
-                let last = self.last.entry(sender_id).or_insert(0);
-                let text = format!("in the file, of sender {sender_id}: message {index} after {last}");
-                match index.cmp(&(*last + 1)) {
-                    std::cmp::Ordering::Less => {
-                        self.faults.push(Fault::new(FaultKind::Duplicate, *last + 1 - index, text))
-                    }
-                    std::cmp::Ordering::Greater => {
-                        self.faults.push(Fault::new(FaultKind::Lost, index - *last - 1, text))
-                    }
-                    std::cmp::Ordering::Equal => {}
+                let wanted = self.received(sender_id) + 1;
+                if index != wanted {
+                    let kind = if index < wanted { FaultKind::Duplicate } else { FaultKind::Lost };
+                    let text = format!("in the file, of sender {sender_id}: message {index}, wanted {wanted}");
+                    self.faults.push(Fault::new(kind, index.abs_diff(wanted), text));
                 }
-                *last = index;
+                self.last.insert(sender_id, index);
             }
         }
+        Ok(false)
     }
 }
 
@@ -362,9 +366,10 @@ impl<'a> Run<'a> {
         let scenario = self.scenario;
         self.started += 1;
         let is_sender = job == Job::Send;
+        // Of a flush, only its threads pause, which send: without a pause they fill the file faster than it is read.
         let (pause_every, pause_us) = match job {
-            Job::Send | Job::Append => scenario.sender_pause,
-            _ => scenario.receiver_pause,
+            Job::Receive => scenario.receiver_pause,
+            Job::Send | Job::Flush | Job::Append => scenario.sender_pause,
         };
         let sender_id = self.sender_id;
         let threads = if is_sender { 0 } else { scenario.threads };
@@ -442,7 +447,7 @@ impl<'a> Run<'a> {
 
     /// Whether all expected messages of dead senders have been received.
     fn dead_senders_received(&mut self) -> Result<bool, Stop> {
-        self.file_check.read()?;
+        self.file_check.read(Duration::from_millis(20))?;
         Ok((self.accounts.iter()).filter(|account| account.is_dead && account.expected == Expected::All).all(
             |account| {
                 account
@@ -507,7 +512,7 @@ impl<'a> Run<'a> {
         self.record_end(victim);
         self.faults.extend(growth(&self.resources));
         self.resources.clear();
-        self.file_check.read()?;
+        self.file_check.read(Duration::MAX)?;
         for account in &mut self.accounts {
             if account.is_thread && !account.is_dead {
                 account.is_dead = true;
@@ -581,7 +586,7 @@ impl<'a> Run<'a> {
             self.test.tally(side);
             self.record_end(side);
         }
-        self.file_check.read()?;
+        self.file_check.read(Duration::MAX)?;
         self.faults.extend(growth(&self.resources));
         if self.scenario.job != Job::Receive {
             self.test.report.messages_in_files += self.file_check.messages;
@@ -666,7 +671,7 @@ mod tests {
 
     fn faults_of(messages: &[(u64, u64)], spoil: impl Fn(&mut Vec<u8>)) -> Vec<(FaultKind, u64)> {
         let (_directory, mut file_check) = file(messages, spoil);
-        assert!(file_check.read().is_ok());
+        assert!(file_check.read(Duration::MAX).is_ok());
         assert_eq!(file_check.messages, messages.len() as u64);
         file_check.faults.iter().map(|fault| (fault.kind, fault.count)).collect()
     }
@@ -691,10 +696,10 @@ mod tests {
         let path = directory.path().join("log");
         let whole = fs::read(&path).unwrap();
         fs::write(&path, &whole[..whole.len() - 3]).unwrap();
-        assert!(file_check.read().is_ok());
+        assert!(file_check.read(Duration::MAX).is_ok());
         assert_eq!(file_check.received(1), 1);
         fs::write(&path, &whole).unwrap();
-        assert!(file_check.read().is_ok());
+        assert!(file_check.read(Duration::MAX).is_ok());
         assert_eq!((file_check.received(1), file_check.faults.len()), (2, 0));
     }
 }
