@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// Signals and closes are noticed within 50 ms, of which this leaves some for the scheduler. A waiting thread runs 33
@@ -22,6 +22,8 @@ pub struct Handle<T> {
     value: Mutex<Option<T>>,
     /// Relaxed: it publishes nothing, and the waiting thread reads it again within a slice.
     is_closing: AtomicBool,
+    /// Whether the value is lent. It changes under the lock.
+    is_lent: AtomicBool,
     process: u32,
     /// What it is, for errors.
     noun: &'static str,
@@ -30,7 +32,8 @@ pub struct Handle<T> {
 impl<T> Handle<T> {
     pub fn new(noun: &'static str, value: T) -> Handle<T> {
         let process = std::process::id();
-        Handle { value: Mutex::new(Some(value)), is_closing: AtomicBool::new(false), process, noun }
+        let (is_closing, is_lent) = (AtomicBool::new(false), AtomicBool::new(false));
+        Handle { value: Mutex::new(Some(value)), is_closing, is_lent, process, noun }
     }
 
     /// Begins to use the value. Does not wait.
@@ -41,6 +44,13 @@ impl<T> Handle<T> {
     pub fn take(&self, py: Python<'_>) -> PyResult<Using<'_, T>> {
         match self.value.try_lock() {
             Ok(guard) if guard.is_some() => Ok(Using { guard, handle: self }),
+            Ok(_) if self.is_lent.load(Ordering::Relaxed) && std::process::id() != self.process => {
+                Err(raise(py, pelton::Error::Forked))
+            }
+            Ok(_) if self.is_lent.load(Ordering::Relaxed) && !self.is_closing() => {
+                let text = format!("this {} waits for a successor of its peer: end that wait first", self.noun);
+                Err(error::named(py, "Busy", text))
+            }
             Ok(_) => Err(self.closed(py)),
             Err(TryLockError::Poisoned(_)) => {
                 Err(error::internal(py, format!("a call with this {} has panicked: report this bug", self.noun)))
@@ -60,17 +70,44 @@ impl<T> Handle<T> {
     /// Closes it now, or within 50 ms if another thread waits in it: that thread gets `ClosedHandle`.
     pub fn close(&self) {
         match self.value.try_lock() {
-            Ok(mut guard) => drop(guard.take()),
+            Ok(mut guard) => {
+                if self.is_lent.load(Ordering::Relaxed) {
+                    self.is_closing.store(true, Ordering::Relaxed);
+                }
+                drop(guard.take());
+            }
             Err(_) => self.is_closing.store(true, Ordering::Relaxed),
         }
     }
 
     pub fn is_closed(&self) -> bool {
-        self.is_closing.load(Ordering::Relaxed) || self.value.try_lock().is_ok_and(|value| value.is_none())
+        let is_empty = |value: MutexGuard<'_, Option<T>>| value.is_none() && !self.is_lent.load(Ordering::Relaxed);
+        self.is_closing() || self.value.try_lock().is_ok_and(is_empty)
+    }
+
+    /// Whether it was closed while something used its value.
+    pub fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Relaxed)
+    }
+
+    /// Takes the value out. Until `give_back` the handle is `Busy`.
+    pub fn lend(&self, py: Python<'_>) -> PyResult<T> {
+        let mut using = self.take(py)?;
+        self.is_lent.store(true, Ordering::Relaxed);
+        Ok(using.guard.take().expect("a handle in use is open"))
+    }
+
+    /// Ends `lend`; closes the value if the handle was closed meanwhile.
+    pub fn give_back(&self, value: T) {
+        let mut guard = self.value.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_lent.store(false, Ordering::Relaxed);
+        if !self.is_closing() {
+            *guard = Some(value);
+        }
     }
 
     #[cold]
-    fn closed(&self, py: Python<'_>) -> PyErr {
+    pub fn closed(&self, py: Python<'_>) -> PyErr {
         error::named(py, "ClosedHandle", format!("this {} is closed: open another one", self.noun))
     }
 }

@@ -1,7 +1,7 @@
 //! How endpoints come into being: options, `Listener`, `Opening`, and the functions of the module.
 
 use crate::error::{raise, timed_out};
-use crate::handle::{Handle, Using, deadline};
+use crate::handle::{Handle, Using, deadline, in_slices, is_readable};
 use crate::loop_client::LoopClient;
 use crate::number::{option, wrong_type};
 use crate::receiver::Receiver;
@@ -78,7 +78,7 @@ pub fn finish<T: Send>(py: Python<'_>, started: pelton::Result<pelton::Opening<T
     }
 }
 
-/// An endpoint that is being opened, for an event loop.
+/// An endpoint that is being opened, or waits for a successor of its peer, for an event loop.
 ///
 /// Whenever `fileno()` is readable, call `try_finish()`. Closing it cancels.
 #[pyclass(frozen, module = "pelton", weakref)]
@@ -89,6 +89,71 @@ pub enum Started {
     Sender(pelton::Opening<pelton::Sender>, Option<pelton::Listener>),
     Receiver(pelton::Opening<pelton::Receiver>, Option<pelton::Listener>),
     Client(pelton::Opening<pelton::Client>),
+    ResumedSender(Resuming<pelton::Sender>),
+    ResumedReceiver(Resuming<pelton::Receiver>),
+}
+
+/// An endpoint that waits for a successor of its peer, lent by its handle. Dropping it returns the endpoint.
+pub struct Resuming<T: Send + 'static> {
+    /// `None` once the endpoint is returned.
+    steps: Option<pelton::Resuming<T>>,
+    give_back: Option<Box<dyn FnOnce(T) + Send>>,
+    /// Python's object of the endpoint.
+    object: Py<PyAny>,
+}
+
+impl<T: Send + 'static> Resuming<T> {
+    pub fn new(
+        started: std::result::Result<pelton::Resuming<T>, Box<(T, pelton::Error)>>,
+        object: Py<PyAny>,
+        give_back: impl FnOnce(T) + Send + 'static,
+    ) -> pelton::Result<Resuming<T>> {
+        match started {
+            Ok(steps) => Ok(Resuming { steps: Some(steps), give_back: Some(Box::new(give_back)), object }),
+            Err(failed) => {
+                let (endpoint, error) = *failed;
+                give_back(endpoint);
+                Err(error)
+            }
+        }
+    }
+
+    /// Continues. Once there is a successor, and after an error, the endpoint is returned to its handle.
+    fn try_finish(&mut self) -> pelton::Result<Option<()>> {
+        let resumed = self.steps()?.try_finish();
+        if !matches!(resumed, Ok(false)) {
+            self.end();
+        }
+        resumed.map(|resumed| resumed.then_some(()))
+    }
+
+    fn steps(&mut self) -> pelton::Result<&mut pelton::Resuming<T>> {
+        let ended = || pelton::Error::Refused("this wait has ended: start another one".to_owned());
+        self.steps.as_mut().ok_or_else(ended)
+    }
+
+    /// Waits until there is a successor; `None` once the deadline has passed. `handle` is that of the endpoint.
+    pub fn wait<H: Send>(&mut self, py: Python<'_>, deadline: Deadline, handle: &Handle<H>) -> PyResult<Option<()>> {
+        in_slices(py, deadline, |until| {
+            if handle.is_closing() {
+                return Err(handle.closed(py));
+            }
+            let step = || {
+                if self.try_finish()?.is_some() {
+                    return Ok(Some(()));
+                }
+                is_readable(self.steps()?.as_fd(), until.into())?;
+                self.try_finish()
+            };
+            py.detach(step).map_err(|error| raise(py, error))
+        })
+    }
+
+    fn end(&mut self) {
+        if let (Some(steps), Some(give_back)) = (self.steps.take(), self.give_back.take()) {
+            give_back(steps.cancel());
+        }
+    }
 }
 
 impl Opening {
@@ -99,7 +164,7 @@ impl Opening {
 
 #[pymethods]
 impl Opening {
-    /// Continues, and returns the endpoint once it is open; None before. Does not wait.
+    /// Continues, and returns the endpoint once it is open, or has its successor; None before. Does not wait.
     fn try_finish(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         let mut using = self.0.take(py)?;
         let failed = |error| raise(py, error);
@@ -116,15 +181,20 @@ impl Opening {
                 Some(client) => Some(Py::new(py, LoopClient::new(client))?.into_any()),
                 None => None,
             },
+            Started::ResumedSender(it) => it.try_finish().map_err(failed)?.map(|()| it.object.clone_ref(py)),
+            Started::ResumedReceiver(it) => it.try_finish().map_err(failed)?.map(|()| it.object.clone_ref(py)),
         })
     }
 
     /// The descriptor to watch for readability.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
-        Ok(match &*self.0.take(py)? {
+        let failed = |error| raise(py, error);
+        Ok(match &mut *self.0.take(py)? {
             Started::Sender(opening, _) => opening.as_raw_fd(),
             Started::Receiver(opening, _) => opening.as_raw_fd(),
             Started::Client(opening) => opening.as_raw_fd(),
+            Started::ResumedSender(it) => it.steps().map_err(failed)?.as_raw_fd(),
+            Started::ResumedReceiver(it) => it.steps().map_err(failed)?.as_raw_fd(),
         })
     }
 
@@ -140,59 +210,60 @@ impl Opening {
     }
 }
 
+impl<T: Send + 'static> Drop for Resuming<T> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
 /// Accepts peers under a name, one after another: see `listen`.
 #[pyclass(frozen, module = "pelton", weakref)]
 pub struct Listener(Handle<pelton::Listener>);
 
-/// How long an attempt to accept may take once a peer has connected: its handshake, and its first packet. Signals wait
-/// for it.
-const ATTEMPT: Duration = Duration::from_secs(1);
+/// How long a peer that has connected has for its handshake if the caller does not wait.
+const GRACE: Duration = Duration::from_secs(1);
 
-/// Waits until the listener has a peer, and accepts it by `accept`. `None` once the deadline has passed.
-pub fn accept<T: Send, R: Send>(
+/// The deadline of a wait for a peer that connects to the listener. Without one, a caller that repeats an attempt of 0
+/// seconds would disconnect each peer in its handshake.
+pub fn with_grace(py: Python<'_>, listener: &pelton::Listener, deadline: Deadline) -> PyResult<Deadline> {
+    let has_peer = || is_readable(listener.as_fd(), Deadline::Now).map_err(|error| raise(py, error));
+    Ok(if deadline == Deadline::Now && has_peer()? { GRACE.into() } else { deadline })
+}
+
+/// Accepts a peer; `None` once the deadline has passed. The handshake continues from slice to slice.
+fn accept<T: Send>(
     py: Python<'_>,
-    using: &mut Using<'_, T>,
+    using: &mut Using<'_, pelton::Listener>,
     deadline: Deadline,
-    listener: impl Fn(&T) -> &pelton::Listener + Send + Sync + Copy,
-    mut accept: impl FnMut(&mut T, Deadline) -> pelton::Result<Option<R>> + Send,
-) -> PyResult<Option<R>> {
-    loop {
-        // Not in slices: a slice would end a handshake that has begun.
-        if !using.wait_readable(py, deadline, move |value| listener(value).as_fd())? {
-            return Ok(None);
-        }
-        let attempt = match deadline {
-            Deadline::At(end) => end.min(std::time::Instant::now() + ATTEMPT),
-            _ => std::time::Instant::now() + ATTEMPT,
-        };
-        if let Some(accepted) = using.step(py, |value| accept(value, Deadline::At(attempt)))? {
+    start: impl FnOnce(&pelton::Listener) -> pelton::Result<pelton::Opening<T>>,
+) -> PyResult<Option<T>> {
+    let deadline = with_grace(py, using, deadline)?;
+    let mut opening = start(using).map_err(|error| raise(py, error))?;
+    using.wait(py, deadline, |_, until| {
+        if let Some(accepted) = opening.try_finish()? {
             return Ok(Some(accepted));
         }
-        crate::log::deliver_and_check_signals(py)?;
-    }
+        is_readable(opening.as_fd(), until)?;
+        opening.try_finish()
+    })
 }
 
 #[pymethods]
 impl Listener {
     /// Waits up to `timeout` seconds for a receiver to connect, and returns the sender for it.
-    ///
-    /// Signals wait up to a second while a peer is connected and silent.
     #[pyo3(signature = (timeout=None))]
     fn accept_sender(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Sender> {
         let mut using = self.0.take(py)?;
-        let accepted = accept(py, &mut using, deadline(timeout)?, |it| it, |it, until| it.accept_sender_until(until))?;
+        let accepted = accept(py, &mut using, deadline(timeout)?, pelton::Listener::start_accept_sender)?;
         let sender = accepted.ok_or_else(|| timed_out(py, "waiting for a receiver to connect"))?;
         Ok(Sender::new(sender, Some(using.clone())))
     }
 
     /// Waits up to `timeout` seconds for a sender to connect, and returns the receiver for it.
-    ///
-    /// Signals wait up to a second while a peer is connected and silent.
     #[pyo3(signature = (timeout=None))]
     fn accept_receiver(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Receiver> {
         let mut using = self.0.take(py)?;
-        let accepted =
-            accept(py, &mut using, deadline(timeout)?, |it| it, |it, until| it.accept_receiver_until(until))?;
+        let accepted = accept(py, &mut using, deadline(timeout)?, pelton::Listener::start_accept_receiver)?;
         let receiver = accepted.ok_or_else(|| timed_out(py, "waiting for a sender to connect"))?;
         Ok(Receiver::new(receiver, Some(using.clone())))
     }

@@ -6,7 +6,7 @@ use crate::error::{internal, named, raise, timed_out};
 use crate::handle::{Handle, Using, deadline};
 use crate::log;
 use crate::number::number;
-use crate::open::{self, CONNECT, CREATE, Info, OPEN, Opening, Started, options};
+use crate::open::{self, CONNECT, CREATE, Info, OPEN, Opening, Resuming, Started, options};
 use crate::view::{EnteredView, fill_view};
 use pelton::raw::Record;
 use pelton::{Deadline, Error, Held, Listener};
@@ -99,6 +99,16 @@ fn start_open_path(
         true => options(given, CREATE)?.cast().start_create_receiver(directory),
         false => options(given, OPEN)?.cast().start_open_receiver(directory),
     })
+}
+
+/// Takes the receiver out of its handle until there is a successor.
+fn resuming(this: &Bound<'_, Receiver>) -> PyResult<Resuming<pelton::Receiver>> {
+    let py = this.py();
+    let Endpoint { receiver, listener } = this.get().endpoint.lend(py)?;
+    let home = this.clone().unbind();
+    let give_back = move |receiver| home.get().endpoint.give_back(Endpoint { receiver, listener });
+    Resuming::new(receiver.start_resume(), this.clone().into_any().unbind(), give_back)
+        .map_err(|error| raise(py, error))
 }
 
 #[pymethods]
@@ -285,19 +295,19 @@ impl Receiver {
     ///
     /// Continues after the last message. Raises `Refused` while the sender is alive.
     #[pyo3(signature = (timeout=None))]
-    fn resume(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let mut using = self.endpoint.take(py)?;
-        let deadline = deadline(timeout)?;
-        let resumed = |endpoint: &mut Endpoint, until| Ok(endpoint.receiver.resume_until(until)?.then_some(()));
-        // At first without waiting: it is refused while the peer is alive.
-        if using.step(py, |endpoint| endpoint.receiver.resume_until(Deadline::Now))? {
-            return Ok(());
-        }
-        let resumed = match using.listener.is_some() {
-            true => open::accept(py, &mut using, deadline, |it| it.listener.as_ref().expect("it has one"), resumed)?,
-            false => using.wait(py, deadline, resumed)?,
-        };
+    fn resume(this: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<()> {
+        let (py, deadline) = (this.py(), deadline(timeout)?);
+        let listener = this.get().endpoint.take(py)?.listener.clone();
+        let deadline = listener.map_or(Ok(deadline), |listener| open::with_grace(py, &listener, deadline))?;
+        let resumed = resuming(this)?.wait(py, deadline, &this.get().endpoint)?;
         resumed.ok_or_else(|| timed_out(py, "waiting for the sender's successor"))
+    }
+
+    /// As `resume`, but does not wait: returns an `Opening` for an event loop, which returns this object.
+    ///
+    /// Until that has ended or is closed, the other methods raise `Busy`.
+    fn start_resume(this: &Bound<'_, Self>) -> PyResult<Opening> {
+        Ok(Opening::new(Started::ResumedReceiver(resuming(this)?)))
     }
 
     /// Makes all releases so far durable, on a path channel. Waits for the disk. Raises `Refused` on others.

@@ -5,7 +5,7 @@ use crate::descriptors;
 use crate::error::{named, raise, timed_out};
 use crate::handle::{Handle, Using, deadline};
 use crate::number::{number, number_or_none};
-use crate::open::{self, CONNECT, CREATE, Info, OPEN, Opening, Started, options};
+use crate::open::{self, CONNECT, CREATE, Info, OPEN, Opening, Resuming, Started, options};
 use crate::view::{EnteredView, fill_view};
 use pelton::raw::ReservedSpace;
 use pelton::{Deadline, Error, Listener, Result, Sent};
@@ -188,6 +188,17 @@ fn start_open_path(
     })
 }
 
+/// Takes the sender out of its handle until there is a successor.
+fn resuming(this: &Bound<'_, Sender>) -> PyResult<Resuming<pelton::Sender>> {
+    let py = this.py();
+    // Not while space is reserved.
+    drop(this.get().take(py)?);
+    let Endpoint { sender, listener } = this.get().endpoint.lend(py)?;
+    let home = this.clone().unbind();
+    let give_back = move |sender| home.get().endpoint.give_back(Endpoint { sender, listener });
+    Resuming::new(sender.start_resume(), this.clone().into_any().unbind(), give_back).map_err(|error| raise(py, error))
+}
+
 #[pymethods]
 impl Sender {
     /// Connects to a receiver that listens under `name`: a short name, or `unix:PATH`.
@@ -342,19 +353,19 @@ impl Sender {
     /// The successor gets the lane, and receives every unreleased message. Raises `Refused` while the receiver is
     /// alive.
     #[pyo3(signature = (timeout=None))]
-    fn resume(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let mut using = self.take(py)?;
-        let deadline = deadline(timeout)?;
-        let resumed = |endpoint: &mut Endpoint, until| Ok(endpoint.sender.resume_until(until)?.then_some(()));
-        // At first without waiting: it is refused while the peer is alive.
-        if using.step(py, |endpoint| endpoint.sender.resume_until(Deadline::Now))? {
-            return Ok(());
-        }
-        let resumed = match using.listener.is_some() {
-            true => open::accept(py, &mut using, deadline, |it| it.listener.as_ref().expect("it has one"), resumed)?,
-            false => using.wait(py, deadline, resumed)?,
-        };
+    fn resume(this: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<()> {
+        let (py, deadline) = (this.py(), deadline(timeout)?);
+        let listener = this.get().endpoint.take(py)?.listener.clone();
+        let deadline = listener.map_or(Ok(deadline), |listener| open::with_grace(py, &listener, deadline))?;
+        let resumed = resuming(this)?.wait(py, deadline, &this.get().endpoint)?;
         resumed.ok_or_else(|| timed_out(py, "waiting for the receiver's successor"))
+    }
+
+    /// As `resume`, but does not wait: returns an `Opening` for an event loop, which returns this object.
+    ///
+    /// Until that has ended or is closed, the other methods raise `Busy`.
+    fn start_resume(this: &Bound<'_, Self>) -> PyResult<Opening> {
+        Ok(Opening::new(Started::ResumedSender(resuming(this)?)))
     }
 
     /// Makes all messages sent so far durable, on a path channel. Waits for the disk. Raises `Refused` on others.
@@ -385,6 +396,14 @@ impl Sender {
     fn arm(&self, py: Python<'_>, bytes: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let bytes = number_or_none("bytes", bytes)?.unwrap_or(0);
         let armed = self.take(py)?.sender.arm(bytes);
+        armed.map(|armed| armed.is_waiting()).map_err(|error| raise(py, error))
+    }
+
+    /// As `arm`, but until the receiver has released every message: in place of `wait_released`.
+    ///
+    /// Returns False if it has.
+    fn arm_released(&self, py: Python<'_>) -> PyResult<bool> {
+        let armed = self.take(py)?.sender.arm_released();
         armed.map(|armed| armed.is_waiting()).map_err(|error| raise(py, error))
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import socket
@@ -383,5 +384,130 @@ def test_a_path_is_opened_in_the_loop_once_it_exists(run: Run, tmp_path: Path) -
             await sender.send(b"hello")
         async with await opening as receiver:
             assert [message async for message in receiver] == [b"hello"]
+
+    run(main())
+
+
+# --- What outlives the peer: resume, wait_released, sync ---
+
+
+def test_a_sender_resumes_with_each_successor_also_after_a_cancelled_resume(run: Run, name: str) -> None:
+    async def main() -> None:
+        async with pelton.aio.listen(name) as listener:
+            connecting = asyncio.create_task(pelton.aio.Receiver.connect(name, timeout=LIMIT))
+            sender, receiver = await listener.accept_sender(), await connecting
+            async with sender:
+                with pytest.raises(pelton.Refused, match="alive"):
+                    await sender.resume()
+                for number in range(40):
+                    await sender.send(b"%d" % number)
+                    receiver.close()
+                    resuming = asyncio.create_task(sender.resume())
+                    connecting = asyncio.create_task(pelton.aio.Receiver.connect(name, timeout=LIMIT))
+                    # The cancel comes at each step of the handshake.
+                    for _ in range(number % 20):
+                        await asyncio.sleep(0)
+                    resuming.cancel()
+                    try:
+                        await resuming
+                    except asyncio.CancelledError:
+                        await sender.resume()
+                    receiver = await connecting
+                    assert await receiver.recv() == b"%d" % number
+                receiver.close()
+
+    run(main())
+
+
+def test_a_receiver_resumes_by_its_name_and_is_busy_meanwhile(run: Run, name: str) -> None:
+    async def main() -> None:
+        async def listened() -> pelton.aio.Sender:
+            async with pelton.aio.listen(name) as listener:
+                return await listener.accept_sender()
+
+        accepting = asyncio.create_task(listened())
+        async with await pelton.aio.Receiver.connect(name, timeout=LIMIT) as receiver:
+            async with await accepting as sender:
+                await sender.send(b"first")
+            assert await receiver.recv() == b"first"
+            with pytest.raises(pelton.Closed):
+                await receiver.recv()
+            resuming = asyncio.create_task(receiver.resume())
+            await asyncio.sleep(0)
+            with pytest.raises(pelton.Busy, match="successor"):
+                await receiver.recv()
+            assert not receiver.closed
+            async with await listened() as sender:
+                await resuming
+                await sender.send(b"second")
+                assert await receiver.recv() == b"second"
+            with pytest.raises(pelton.Closed):
+                await receiver.recv()
+            resuming = asyncio.create_task(receiver.resume())
+            await asyncio.sleep(0)
+            receiver.close()
+            assert receiver.closed
+            with pytest.raises(pelton.ClosedHandle, match="this receiver is closed"):
+                await resuming
+
+    run(main())
+
+
+def test_a_task_waits_until_every_message_is_released(run: Run) -> None:
+    async def main() -> None:
+        sender, receiver = pair()
+        async with sender:
+            await sender.wait_released()
+            await sender.send_many([b"one", b"two"])
+            with pytest.raises(asyncio.TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await sender.wait_released()
+            waiting = asyncio.create_task(sender.wait_released())
+            await asyncio.sleep(0)
+            with pytest.raises(pelton.Busy, match="another task"):
+                await sender.wait_released()
+            assert await receiver.recv() == b"one"
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            assert receiver.try_recv() == b"two" and receiver.try_recv() is None
+            await waiting
+            assert sender.try_send(b"three")
+            waiting = asyncio.create_task(sender.wait_released())
+            await asyncio.sleep(0)
+            receiver.close()
+            with pytest.raises(pelton.Closed) as closed:
+                await waiting
+            assert closed.value.unreleased == 1
+
+    run(main())
+
+
+def test_a_path_channel_syncs_beside_other_tasks_also_after_a_cancelled_sync(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        sender, receiver = pair()
+        async with sender, receiver:
+            with pytest.raises(pelton.Refused, match="path channel"):
+                await sender.sync()
+            await sender.send(b"it continues")
+        async with await pelton.aio.Sender.open_path(tmp_path / "channel", create=True) as sender:
+            for number in range(20):
+                syncing = asyncio.create_task(sender.sync())
+                for _ in range(number % 3):
+                    await asyncio.sleep(0)
+                syncing.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await syncing
+                await sender.send(b"%d" % number)
+            await sender.sync()
+            waiting = asyncio.create_task(sender.resume())
+            async with await pelton.aio.Receiver.open_path(tmp_path / "channel") as receiver:
+                await waiting
+                assert [int(await receiver.recv()) for _ in range(20)] == list(range(20))
+                await receiver.sync()
+                syncing = asyncio.create_task(receiver.sync())
+                await asyncio.sleep(0)
+            # The end of the block has closed it. The thread ends all the same.
+            with contextlib.suppress(pelton.ClosedHandle):
+                await syncing
 
     run(main())

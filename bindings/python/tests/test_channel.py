@@ -9,6 +9,7 @@ import logging
 import os
 import pickle
 import resource
+import select
 import signal
 import socket
 import sys
@@ -513,6 +514,11 @@ def until_asleep(pid: int) -> None:
         "wait(lambda: pelton.Receiver.open_path(name[5:], timeout=None))",
         "listener = pelton.listen(name); wait(listener.accept_receiver)",
         "listener = pelton.listen(name); wait(listener.accept_sender)",
+        "listener = pelton.listen(name); peer = pelton.Sender.start_connect(name); peer.try_finish()\n"
+        "wait(listener.accept_receiver)",
+        "s, r = pelton.threads(capacity=1 << 16)\nwhile s.try_send(bytes(1000)): pass\n"
+        "wait(lambda: s.send(bytes(1000)))",
+        "wait(lambda: pelton.Client.connect(name, timeout=None))",
         "r = pelton.gather(name); wait(r.recv)",
         "r = pelton.Receiver.open_path(name[5:], create=True); wait(r.resume)",
         "s = pelton.Sender.open_path(name[5:], create=True); wait(s.resume)",
@@ -524,6 +530,8 @@ def until_asleep(pid: int) -> None:
         "wait(lambda: next(client.stream(b'')))",
         "serve(name); client = pelton.Client.connect(name, timeout=9);"
         "wait(lambda: [client.notify(bytes(1 << 20)) for _ in range(1000)])",
+        "serve(name); client = pelton.Client.connect(name, timeout=9);"
+        "wait(client.submit(b'').result)",
         "q = pelton.Queue(); wait(q.get)",
         "q = pelton.Queue(1); q.put(0); wait(lambda: q.put(1))",
         "q = pelton.JoinableQueue(); q.put(0); wait(q.join)",
@@ -548,6 +556,55 @@ def wait(call):
     until_asleep(process.pid)
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("peer", "accept"),
+    [
+        (pelton.Sender, "endpoint = listener.accept_receiver()"),
+        (pelton.Receiver, "endpoint = listener.accept_sender()"),
+        (pelton.Sender, "endpoint = lost(listener.accept_receiver(9), listener); endpoint.resume()"),
+        (pelton.Receiver, "endpoint = lost(listener.accept_sender(9), listener); endpoint.resume()"),
+    ],
+)
+def test_a_signal_is_handled_while_a_silent_peer_is_in_its_handshake(
+    peer: type[pelton.Sender] | type[pelton.Receiver], accept: str, name: str, start: Start
+) -> None:
+    """The handler runs before the handshake has run out of time: the peer continues that, and is accepted."""
+    script = """
+import pelton, signal, sys
+signal.signal(signal.SIGINT, lambda *_: print("handled", flush=True))
+listener = pelton.listen(sys.argv[1])
+def lost(endpoint, listener):
+    print("accepted", flush=True)
+    sys.stdin.readline()
+    return endpoint
+print("listens", flush=True)
+%s
+print("accepted", flush=True)
+sys.stdin.readline()
+endpoint.close()
+"""
+    process = start(script % accept, name)
+    assert process.stdin is not None and process.stdout is not None and process.stdout.readline() == "listens\n"
+    if "lost" in accept:
+        peer.connect(name, timeout=LIMIT).close()
+        assert process.stdout.readline() == "accepted\n"
+        print(file=process.stdin, flush=True)
+    # Without a timeout, it does not connect again.
+    opening = peer.start_connect(name)
+    assert opening.try_finish() is None
+    # The process has answered its first packet, and waits for the second one.
+    assert select.select([opening], [], [], LIMIT)[0]
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "handled\n"
+    while (endpoint := opening.try_finish()) is None:
+        assert select.select([opening], [], [], LIMIT)[0]
+    assert process.stdout.readline() == "accepted\n"
+    print(file=process.stdin, flush=True)
+    assert process.wait(LIMIT) == 0
+    endpoint.close()
+    opening.close()
 
 
 def test_other_threads_run_while_one_waits(pair: Pair) -> None:

@@ -12,7 +12,7 @@ use crate::link::{Link, this_process};
 use crate::listener::Listener;
 use crate::name::Name;
 use crate::observe;
-use crate::opening::{Opening, Waiter, again, in_call};
+use crate::opening::{Opening, Resume, Steps, Waiter, again, in_call};
 use crate::options::{Options, maker};
 use crate::receiver::{self, Receiver};
 use crate::sender::{self, Sender, SenderMemory, SenderParts};
@@ -22,7 +22,6 @@ use crate::wait::Deadline;
 use pelton_lane::{Position, failpoint};
 use pelton_os::socket::Socket;
 use pelton_os::{Timer, membarrier};
-use std::future::ready;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::pin::Pin;
@@ -220,42 +219,78 @@ struct ByName {
     options: Settings,
 }
 
+/// What survives its peer: the lane's part of a sender or a receiver.
+trait Survivor: Send {
+    /// The handshake with a candidate. Dropping the future cancels, and leaves the lane as it was.
+    fn offer<'a>(&'a mut self, handshake: Handshake, doorbells: &'a Doorbells, listens: bool) -> Steps<'a, ()>;
+}
+
+impl Survivor for SenderParts {
+    fn offer<'a>(&'a mut self, handshake: Handshake, doorbells: &'a Doorbells, listens: bool) -> Steps<'a, ()> {
+        Box::pin(surviving_sender(handshake, self, doorbells, listens))
+    }
+}
+
+impl Survivor for Lane {
+    fn offer<'a>(&'a mut self, handshake: Handshake, doorbells: &'a Doorbells, listens: bool) -> Steps<'a, ()> {
+        Box::pin(surviving_receiver(handshake, self, doorbells, listens))
+    }
+}
+
 impl ByName {
-    /// Offers a survivor's lane to the successor of its peer. Returns false at the deadline.
-    fn resume(&self, deadline: Option<Instant>, mut handshake: impl FnMut(Handshake) -> Result<()>) -> Result<bool> {
-        let handshake = |connection| ready(handshake(connection));
-        match in_call(reach(&self.name, &self.options, Reach::Until(deadline), &Waiter::Thread, handshake)) {
-            Ok(()) => Ok(true),
-            Err(Error::TimedOut(_)) if deadline.is_some() => Ok(false),
-            Err(error) => Err(error),
+    async fn resumed<S: Survivor>(&self, survivor: &mut S, resuming: Resume<'_>) -> Result<bool> {
+        let Resume { doorbells, deadline, waiter } = resuming;
+        let mut reach = Reach { name: &self.name, options: &self.options, until: Until::Then(deadline), waiter };
+        loop {
+            let error = match reach.begun().await {
+                Ok((handshake, is_last)) => match survivor.offer(handshake, doorbells, false).await {
+                    Ok(()) => return Ok(true),
+                    Err(error) => reach.failed(error, is_last).await,
+                },
+                Err(error) => Err(error),
+            };
+            match error {
+                Err(Error::TimedOut(_)) if deadline.is_some() => return Ok(false),
+                next => next?,
+            }
         }
     }
 }
 
 impl sender::Reconnect for ByName {
-    fn resume(&self, parts: &mut SenderParts, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
-        self.resume(deadline, |handshake| in_call(surviving_sender(handshake, parts, doorbells, false)))
+    fn resume<'a>(&'a self, parts: &'a mut SenderParts, resuming: Resume<'a>) -> Steps<'a, bool> {
+        Box::pin(self.resumed(parts, resuming))
     }
 }
 
 impl receiver::Reconnect for ByName {
-    fn resume(&self, lane: &mut Lane, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
-        self.resume(deadline, |handshake| in_call(surviving_receiver(handshake, lane, doorbells, false)))
+    fn resume<'a>(&'a self, lane: &'a mut Lane, resuming: Resume<'a>) -> Steps<'a, bool> {
+        Box::pin(self.resumed(lane, resuming))
+    }
+}
+
+impl Listener {
+    async fn resumed<S: Survivor>(&self, survivor: &mut S, resuming: Resume<'_>) -> Result<bool> {
+        let Resume { doorbells, deadline, waiter } = resuming;
+        while let Some(handshake) = self.begun(deadline, waiter).await? {
+            if Listener::done(survivor.offer(handshake, doorbells, true).await)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 
 /// Reconnects by the listener that had accepted the peer: it accepts the successor.
 impl sender::Reconnect for Listener {
-    fn resume(&self, parts: &mut SenderParts, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
-        let offer = |handshake| ready(in_call(surviving_sender(handshake, parts, doorbells, true)));
-        Ok(in_call(self.accept(deadline, &Waiter::Thread, offer))?.is_some())
+    fn resume<'a>(&'a self, parts: &'a mut SenderParts, resuming: Resume<'a>) -> Steps<'a, bool> {
+        Box::pin(self.resumed(parts, resuming))
     }
 }
 
 impl receiver::Reconnect for Listener {
-    fn resume(&self, lane: &mut Lane, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool> {
-        let offer = |handshake| ready(in_call(surviving_receiver(handshake, lane, doorbells, true)));
-        Ok(in_call(self.accept(deadline, &Waiter::Thread, offer))?.is_some())
+    fn resume<'a>(&'a self, lane: &'a mut Lane, resuming: Resume<'a>) -> Steps<'a, bool> {
+        Box::pin(self.resumed(lane, resuming))
     }
 }
 
@@ -263,7 +298,7 @@ async fn connect_sender(name: String, options: Settings, waiter: Waiter) -> Resu
     options.checked_sizes()?;
     let name = Name::parse(&name)?;
     let handshake = |handshake| new_sender(handshake, &options, false);
-    let (parts, doorbells) = reach(&name, &options, Reach::of(&options), &waiter, handshake).await?;
+    let (parts, doorbells) = reach(&name, &options, &waiter, handshake).await?;
     let mut sender = Sender::new(parts, doorbells, &options)?;
     sender.endpoint.set_reconnect(Arc::new(ByName { name, options }));
     Ok(sender)
@@ -272,7 +307,7 @@ async fn connect_sender(name: String, options: Settings, waiter: Waiter) -> Resu
 async fn connect_receiver(name: String, options: Settings, waiter: Waiter) -> Result<Receiver> {
     let name = Name::parse(&name)?;
     let handshake = |handshake| receiver_of_one(handshake, false);
-    let parts = reach(&name, &options, Reach::of(&options), &waiter, handshake).await?;
+    let parts = reach(&name, &options, &waiter, handshake).await?;
     let mut receiver = Receiver::new(parts, &options)?;
     receiver.endpoint.set_reconnect(Arc::new(ByName { name, options }));
     Ok(receiver)
@@ -306,7 +341,7 @@ pub type Connecting = Pin<Box<dyn Future<Output = Result<Option<Duplex>>> + Send
 /// Connects a client with the given `doorbells` to the service that listens under `name`.
 pub async fn connect_duplex(name: &Name, options: &Settings, doorbells: &Doorbells, waiter: &Waiter) -> Result<Duplex> {
     let handshake = |handshake| new_client(handshake, options, doorbells);
-    Duplex::new(reach(name, options, Reach::of(options), waiter, handshake).await?, options)
+    Duplex::new(reach(name, options, waiter, handshake).await?, options)
 }
 
 /// Starts to connect to the service at `path`. `doorbells` report `Event::Connecting` with `number` when the handshake
@@ -360,16 +395,73 @@ async fn finish_duplex(handshake: Handshake, options: &Settings, doorbells: &Doo
 
 /// How long to wait for a listener.
 #[derive(Clone, Copy)]
-enum Reach {
+enum Until {
     /// Not at all: try once.
     Now,
     /// Until a process listens, or the deadline.
-    Until(Option<Instant>),
+    Then(Option<Instant>),
 }
 
-impl Reach {
-    fn of(options: &Settings) -> Reach {
-        options.connect_deadline.from_now().map_or(Reach::Now, |deadline| Reach::Until(Some(deadline)))
+impl Until {
+    fn of(options: &Settings) -> Until {
+        options.connect_deadline.from_now().map_or(Until::Now, |deadline| Until::Then(Some(deadline)))
+    }
+}
+
+/// Attempts to connect to the process that listens under a name.
+struct Reach<'a> {
+    name: &'a Name,
+    options: &'a Settings,
+    until: Until,
+    waiter: &'a Waiter,
+}
+
+impl Reach<'_> {
+    /// Begins a handshake with the process that listens. Also returns whether it is the last attempt.
+    async fn begun(&mut self) -> Result<(Handshake, bool)> {
+        let Reach { name, options, until, waiter } = *self;
+        loop {
+            let is_last = match until {
+                Until::Now => true,
+                Until::Then(deadline) => deadline.is_some_and(|deadline| Instant::now() >= deadline),
+            };
+            let Some(socket) = name.connect()? else {
+                self.pause(is_last).await?;
+                continue;
+            };
+            failpoint("connect: connected");
+            let deadline = match until {
+                Until::Now => Instant::now() + options.handshake,
+                Until::Then(deadline) => deadline.unwrap_or_else(|| Instant::now() + HANDSHAKE_TIMEOUT),
+            };
+            match begin_handshake(socket, deadline, options, name.text(), waiter) {
+                Ok(handshake) => return Ok((handshake, is_last)),
+                Err(error) => self.failed(error, is_last).await?,
+            }
+        }
+    }
+
+    /// After a failed handshake: returns its error, or pauses before the next attempt.
+    async fn failed(&mut self, error: Error, is_last: bool) -> Result<()> {
+        match error {
+            // The peer closed during the handshake, as a service does that begins to drain: another process may listen.
+            // Also after the last attempt: a caller that waits in slices continues after a timeout alone. Without a
+            // deadline, a slow peer is not an error either.
+            Error::HungUp if matches!(self.until, Until::Then(_)) => self.pause(is_last).await,
+            Error::TimedOut(_) if matches!(self.until, Until::Then(None)) => self.pause(is_last).await,
+            error => Err(error),
+        }
+    }
+
+    /// Waits until the next attempt.
+    async fn pause(&self, is_last: bool) -> Result<()> {
+        match self.until {
+            Until::Now if is_last => Err(Error::NoListener { name: self.name.with_place() }),
+            Until::Then(_) if is_last => {
+                Err(Error::TimedOut(format!("waiting for somebody to listen at {}", self.name.with_place())))
+            }
+            _ => self.waiter.pause(Instant::now() + RETRY).await,
+        }
     }
 }
 
@@ -377,41 +469,16 @@ impl Reach {
 async fn reach<T, F: Future<Output = Result<T>>>(
     name: &Name,
     options: &Settings,
-    reach: Reach,
     waiter: &Waiter,
     mut handshake: impl FnMut(Handshake) -> F,
 ) -> Result<T> {
+    let mut reach = Reach { name, options, until: Until::of(options), waiter };
     loop {
-        let last = match reach {
-            Reach::Now => true,
-            Reach::Until(deadline) => deadline.is_some_and(|deadline| Instant::now() >= deadline),
-        };
-        if let Some(socket) = name.connect()? {
-            failpoint("connect: connected");
-            let deadline = match reach {
-                Reach::Now => Instant::now() + options.handshake,
-                Reach::Until(deadline) => deadline.unwrap_or_else(|| Instant::now() + HANDSHAKE_TIMEOUT),
-            };
-            let done = match begin_handshake(socket, deadline, options, name.text(), waiter) {
-                Ok(begun) => handshake(begun).await,
-                Err(error) => Err(error),
-            };
-            match done {
-                // The peer closed during the handshake, as a service does that begins to drain: another process may
-                // listen. Also after the last attempt: a caller that waits in slices continues after a timeout alone.
-                // Without a deadline, a slow peer is not an error either.
-                Err(Error::HungUp) if matches!(reach, Reach::Until(_)) => {}
-                Err(Error::TimedOut(_)) if matches!(reach, Reach::Until(None)) => {}
-                done => return done,
-            }
+        let (begun, is_last) = reach.begun().await?;
+        match handshake(begun).await {
+            Err(error) => reach.failed(error, is_last).await?,
+            done => return done,
         }
-        if last {
-            return Err(match reach {
-                Reach::Now => Error::NoListener { name: name.with_place() },
-                Reach::Until(_) => Error::TimedOut(format!("waiting for somebody to listen at {}", name.with_place())),
-            });
-        }
-        waiter.pause(Instant::now() + RETRY).await?;
     }
 }
 

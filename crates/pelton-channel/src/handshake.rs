@@ -686,21 +686,46 @@ pub(crate) async fn surviving_sender(
     handshake.send(&packet, &[memory.page.as_fd(), doorbell.given(), memory.data.as_fd()])?;
     let (_, [consumer_fd, receiver_fd, doorbell_fd]) = handshake.receive::<3>(CONSUMER).await?;
     let peer = ConsumerSide::open(&handshake, consumer_fd, receiver_fd, doorbell_fd)?;
-    let (consumer, receiver) = (memory.consumer.clone(), memory.receiver.clone());
+    let former = (memory.consumer.clone(), memory.receiver.clone());
     memory
         .attach_consumer(lane, Arc::new(peer.consumer), Arc::new(peer.receiver), can_barrier)
         .map_err(|error| handshake.refused_for(error))?;
+    let mut candidate = Candidate { memory, lane, former: Some(former), can_barrier };
     failpoint("handshake: consumer attached");
     let process = handshake.watch(doorbells, 0)?;
     if let Err(error) = handshake.ready(true).await {
-        // Detaches the failed peer's page, so that nothing reads it any more.
-        memory.attach_consumer(lane, consumer, receiver, can_barrier)?;
+        candidate.detach()?;
         return Err(error);
     }
-    memory.is_moved = false;
+    candidate.former = None;
+    drop(candidate);
+    parts.memory.is_moved = false;
     handshake.reconnect(&mut parts.link, doorbells, process, peer.doorbell, doorbell);
     failpoint("handshake: survivor goes on");
     Ok(())
+}
+
+/// A lane whose consumer's pages are those of a candidate. Dropped before the handshake has ended, also because that is
+/// cancelled, it attaches the former pages again, so that nothing reads the candidate's any more.
+struct Candidate<'a> {
+    memory: &'a mut SenderMemory,
+    lane: &'a mut Producer,
+    former: Option<(Arc<Segment>, Arc<Segment>)>,
+    can_barrier: bool,
+}
+
+impl Candidate<'_> {
+    fn detach(&mut self) -> Result<()> {
+        let Some((consumer, receiver)) = self.former.take() else { return Ok(()) };
+        self.memory.attach_consumer(self.lane, consumer, receiver, self.can_barrier)
+    }
+}
+
+impl Drop for Candidate<'_> {
+    fn drop(&mut self) {
+        // It fails if the dead receiver's page has changed meanwhile. The next handshake replaces that page too.
+        let _ = self.detach();
+    }
 }
 
 /// How a service creates the reply lane to each of its clients.

@@ -42,7 +42,7 @@ pub use error::{CallFailure, Error, Result};
 pub use gather::Senders;
 pub use lane_id::LaneId;
 pub use listener::Listener;
-pub use opening::Opening;
+pub use opening::{Opening, Resuming};
 pub use options::Options;
 pub use pelton_os::Peer;
 pub use receiver::{Batch, Event, Held, Member, Message, Messages, Receiver};

@@ -114,6 +114,24 @@ impl Listener {
         waiter: &Waiter,
         mut handshake: impl FnMut(Handshake) -> F,
     ) -> Result<Option<T>> {
+        while let Some(begun) = self.begun(deadline, waiter).await? {
+            if let Some(done) = Listener::done(handshake(begun).await)? {
+                return Ok(Some(done));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The result of a handshake; `None` if the peer is at fault, which has received the reason.
+    pub(crate) fn done<T>(handshake: Result<T>) -> Result<Option<T>> {
+        match handshake {
+            Err(error @ Error::System { .. }) => Err(error),
+            done => Ok(done.ok()),
+        }
+    }
+
+    /// Accepts a peer that has sent its first packet, and begins its handshake. `None` at the deadline.
+    pub(crate) async fn begun(&self, deadline: Option<Instant>, waiter: &Waiter) -> Result<Option<Handshake>> {
         let Inner { bound, readable, .. } = &*self.inner;
         loop {
             if bound.is_forked() {
@@ -125,35 +143,24 @@ impl Listener {
                 return Ok(None);
             }
             let limit = now + HANDSHAKE_TIMEOUT;
-            let begun = match waiter {
-                Waiter::Thread => self.greeted_until(deadline)?.map(|mut handshake| {
+            let watch = match waiter {
+                Waiter::Thread => {
+                    let Some(mut handshake) = self.greeted_until(deadline)? else { continue };
                     handshake.wait_until(deadline.map_or(limit, |deadline| deadline.min(limit)));
-                    handshake
-                }),
-                Waiter::Loop(watch) => match self.greeted(Some(now))? {
-                    Some(mut handshake) => {
-                        handshake.poll_until(limit);
-                        // Otherwise the loop would not sleep while another peer waits for its turn.
-                        watch.remove(readable.as_fd());
-                        let watched = watch.add_socket(handshake.socket()).and_then(|()| watch.wake_at(Some(limit)));
-                        watched.map_err(Error::system("watching a connection"))?;
-                        Some(handshake)
-                    }
-                    None => {
-                        self.watch_by(watch).map_err(Error::system("watching the listener"))?;
-                        again().await;
-                        None
-                    }
-                },
+                    return Ok(Some(handshake));
+                }
+                Waiter::Loop(watch) => watch,
             };
-            let Some(begun) = begun else { continue };
-            match handshake(begun).await {
-                Ok(done) => return Ok(Some(done)),
-                // Returns an error of the system. Any other error is the peer's fault, and the peer has received the
-                // reason.
-                Err(error @ Error::System { .. }) => return Err(error),
-                Err(_) => {}
+            if let Some(mut handshake) = self.greeted(Some(now))? {
+                handshake.poll_until(limit);
+                // Otherwise the loop would not sleep while another peer waits for its turn.
+                watch.remove(readable.as_fd());
+                let watched = watch.add_socket(handshake.socket()).and_then(|()| watch.wake_at(Some(limit)));
+                watched.map_err(Error::system("watching a connection"))?;
+                return Ok(Some(handshake));
             }
+            self.watch_by(watch).map_err(Error::system("watching the listener"))?;
+            again().await;
         }
     }
 

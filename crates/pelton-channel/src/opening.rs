@@ -5,11 +5,11 @@ use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 #[cfg(doc)]
 use crate::options::Options;
-use pelton_os::{Owner, Watch};
+use pelton_os::{Owner, Watch, locked};
 use std::future::poll_fn;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
@@ -88,6 +88,127 @@ impl<T> Opening<T> {
     /// Whether this process is a fork of the one that created the handle.
     pub fn is_forked(&self) -> bool {
         self.owner.is_forked()
+    }
+}
+
+/// How to wait for a successor of the peer.
+pub(crate) struct Resume<'a> {
+    pub(crate) doorbells: &'a Doorbells,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) waiter: &'a Waiter,
+}
+
+/// Steps that borrow what they work on.
+pub(crate) type Steps<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
+
+/// An endpoint that waits for a successor of its peer, for an event loop: [`crate::Sender::start_resume`],
+/// [`crate::Receiver::start_resume`].
+///
+/// As with an [`Opening`], call [`Resuming::try_finish`] whenever its descriptor is readable. [`Resuming::cancel`]
+/// returns the endpoint, before the end too. Dropping it drops the endpoint. `Send`: one thread at a time.
+///
+/// ```
+/// # fn main() -> pelton::Result<()> {
+/// use std::os::fd::AsFd;
+/// let name = format!("unix:{}/resuming-doc-{}", std::env::temp_dir().display(), std::process::id());
+/// let listener = pelton::Listener::bind(&name)?;
+/// # let connecting = name.clone();
+/// let first = std::thread::spawn(move || pelton::Receiver::connect(&connecting));
+/// let mut sender = listener.accept_sender()?;
+/// sender.send(b"for the successor")?;
+/// drop(first.join().unwrap()?);
+///
+/// let mut resuming = sender.start_resume().map_err(|failed| failed.1)?;
+/// let second = std::thread::spawn(move || pelton::Receiver::connect(&name));
+/// while !resuming.try_finish()? {
+///     // Your event loop waits instead.
+///     rustix::event::poll(&mut [rustix::event::PollFd::new(&resuming.as_fd(), rustix::event::PollFlags::IN)], None)
+///         .unwrap();
+/// }
+/// sender = resuming.cancel();
+/// assert_eq!(&*second.join().unwrap()?.receive()?, b"for the successor");
+/// # drop(sender);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "dropping it drops the endpoint"]
+pub struct Resuming<T> {
+    /// The first field: dropped before the endpoint, which its steps return.
+    opening: Opening<()>,
+    endpoint: Arc<Mutex<Option<T>>>,
+}
+
+/// The endpoint while the steps work on it. It returns to its place when they end, and when they are dropped.
+struct Borrowed<T> {
+    endpoint: Option<T>,
+    place: Arc<Mutex<Option<T>>>,
+}
+
+impl<T> Drop for Borrowed<T> {
+    fn drop(&mut self) {
+        *locked(&self.place) = self.endpoint.take();
+    }
+}
+
+impl<T: Send + 'static> Resuming<T> {
+    /// Runs `resumed`, without a deadline. Returns the endpoint with an error.
+    pub(crate) fn new(
+        endpoint: T,
+        resumed: impl for<'a> Fn(&'a mut T, &'a Waiter) -> Steps<'a, bool> + Send + 'static,
+    ) -> std::result::Result<Resuming<T>, Box<(T, Error)>> {
+        let place = Arc::new(Mutex::new(None));
+        let mut borrowed = Borrowed { endpoint: Some(endpoint), place: place.clone() };
+        let opening = Opening::new(|waiter| async move {
+            let Some(endpoint) = &mut borrowed.endpoint else { unreachable!("it returns at the end of the steps") };
+            resumed(endpoint, &waiter).await.map(|_| ())
+        });
+        match opening {
+            Ok(opening) => Ok(Resuming { opening, endpoint: place }),
+            Err(error) => Err(Box::new((returned(&place), error))),
+        }
+    }
+}
+
+impl<T> Resuming<T> {
+    /// Continues, and returns whether the peer has a successor. False: not yet; watch the descriptor. Does not wait.
+    /// Call it at any time.
+    ///
+    /// # Errors
+    /// Those of the blocking form, after which it has ended; [`Error::Forked`]; [`Error::Refused`] once it has ended.
+    pub fn try_finish(&mut self) -> Result<bool> {
+        self.opening.try_finish().map(|resumed| resumed.is_some())
+    }
+
+    /// Returns the endpoint, and cancels the wait if it has not ended: the endpoint is as before. Does not wait. A
+    /// successor whose handshake has begun detects the end of a connection, and connects again.
+    pub fn cancel(self) -> T {
+        let Resuming { opening, endpoint } = self;
+        drop(opening);
+        returned(&endpoint)
+    }
+}
+
+fn returned<T>(place: &Mutex<Option<T>>) -> T {
+    locked(place).take().expect("the steps are over, and have returned the endpoint")
+}
+
+impl<T> std::fmt::Debug for Resuming<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Resuming").field("opening", &self.opening).finish_non_exhaustive()
+    }
+}
+
+impl<T> AsFd for Resuming<T> {
+    /// The descriptor for an event loop. It is another one than that of the endpoint.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.opening.as_fd()
+    }
+}
+
+impl<T> AsRawFd for Resuming<T> {
+    /// As [`AsFd`], for runtimes that need the number.
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 

@@ -11,11 +11,10 @@ pub use message::{Batch, Event, Held, Item, Member, Message};
 pub use messages::Messages;
 
 use crate::counters::Counters;
-use crate::doorbells::Doorbells;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, Lanes, Next, ReceiverParts};
-use crate::opening::{Waiter, in_call};
+use crate::opening::{Resume, Resuming, Steps, Waiter, in_call};
 #[cfg(doc)]
 use crate::options::Options;
 use crate::registry::Registry;
@@ -83,8 +82,9 @@ const QUANTA_PER_CHECK: u32 = 16;
 
 /// How a receiver reaches a successor of its sender.
 pub(crate) trait Reconnect: Send + Sync {
-    /// Offers the receiver's lane to a successor of its sender. Returns false at the deadline.
-    fn resume(&self, lane: &mut Lane, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool>;
+    /// Offers the receiver's lane to a successor of its sender. Returns false at the deadline. Dropping the future
+    /// cancels, and leaves the lane as it was.
+    fn resume<'a>(&'a self, lane: &'a mut Lane, resuming: Resume<'a>) -> Steps<'a, bool>;
 }
 
 // Not a supertrait: each implementation's, with those of all its fields, would be in every program.
@@ -781,7 +781,7 @@ impl Receiver {
     /// [`Error::Refused`] between threads, and while the channel has not lost its peer (except on a path);
     /// [`Error::Corrupt`], [`Error::Forked`], [`Error::System`]. You can call it again after an error.
     pub fn resume(&mut self) -> Result<()> {
-        self.resumed(None).map(|_| ())
+        in_call(self.resumed(None, &Waiter::Thread)).map(|_| ())
     }
 
     /// As [`Receiver::resume`], until `deadline`; false when it passes.
@@ -789,13 +789,22 @@ impl Receiver {
     /// # Errors
     /// As [`Receiver::resume`].
     pub fn resume_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
-        self.resumed(deadline.into().instant())
+        in_call(self.resumed(deadline.into().instant(), &Waiter::Thread))
     }
 
-    fn resumed(&mut self, deadline: Option<Instant>) -> Result<bool> {
+    /// As [`Receiver::resume`], but does not wait: the caller's event loop continues it. [`Resuming::cancel`] returns
+    /// the receiver, whenever it is called.
+    ///
+    /// # Errors
+    /// [`Error::System`], with the receiver; [`Resuming::try_finish`] returns the others.
+    pub fn start_resume(self) -> std::result::Result<Resuming<Receiver>, Box<(Receiver, Error)>> {
+        Resuming::new(self, |receiver, waiter| Box::pin(receiver.resumed(None, waiter)))
+    }
+
+    async fn resumed(&mut self, deadline: Option<Instant>, waiter: &Waiter) -> Result<bool> {
         self.endpoint.check_owner()?;
         if self.endpoint.is_path() {
-            return in_call(self.wait_for_peer(deadline, &Waiter::Thread));
+            return self.wait_for_peer(deadline, waiter).await;
         }
         if self.registry.is_some() {
             return Err(Error::Refused("a receiver that gathers takes in successors by itself".to_owned()));
@@ -811,7 +820,7 @@ impl Receiver {
         lane.link.drain_descriptors()?;
         // Fails here if the lane is corrupt, so that no successor is blamed for it.
         lane.consumer.end_of_committed()?;
-        if !reconnect.resume(lane, &self.endpoint.doorbells, deadline)? {
+        if !reconnect.resume(lane, Resume { doorbells: &self.endpoint.doorbells, deadline, waiter }).await? {
             return Ok(false);
         }
         self.endpoint.reinstate();

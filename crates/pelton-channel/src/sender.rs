@@ -11,7 +11,7 @@ use crate::doorbells::Doorbells;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
 use crate::link::{Link, PASSED_MAX};
-use crate::opening::{Waiter, in_call};
+use crate::opening::{Resume, Resuming, Steps, Waiter, in_call};
 #[cfg(doc)]
 use crate::options::Options;
 use crate::settings::Settings;
@@ -69,8 +69,9 @@ pub struct Sender {
 
 /// How a sender reaches a successor of its receiver.
 pub(crate) trait Reconnect: Send + Sync {
-    /// Offers the sender's lane to a successor of its receiver. Returns false at the deadline.
-    fn resume(&self, parts: &mut SenderParts, doorbells: &Doorbells, deadline: Option<Instant>) -> Result<bool>;
+    /// Offers the sender's lane to a successor of its receiver. Returns false at the deadline. Dropping the future
+    /// cancels, and leaves the lane as it was.
+    fn resume<'a>(&'a self, parts: &'a mut SenderParts, resuming: Resume<'a>) -> Steps<'a, bool>;
 }
 
 // Not a supertrait: each implementation's, with those of all its fields, would be in every program.
@@ -758,6 +759,41 @@ impl Sender {
         Ok(Armed::waiting_if(armed))
     }
 
+    /// For an event loop, in place of [`Sender::wait_released`]: makes the descriptor readable when the receiver has
+    /// released every message, or leaves. Does not wait. [`Armed::Ready`]: every message is released.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// let (mut sender, mut receiver) = pelton::Options::new().threads()?;
+    /// assert!(!sender.arm_released()?.is_waiting());
+    /// sender.send(b"hello")?;
+    /// assert!(sender.arm_released()?.is_waiting());
+    /// receiver.receive()?;
+    /// // Your event loop waits for the sender's descriptor before it does this again:
+    /// assert!(!sender.arm_released()?.is_waiting());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Sender::wait_released`].
+    pub fn arm_released(&mut self) -> Result<Armed> {
+        if self.wait_released_until(Deadline::Now)? {
+            return Ok(Armed::Ready);
+        }
+        self.endpoint.doorbells.drain()?;
+        let armed = FreeSpace { sender: self, want: WaitCondition::Empty }.arm()?;
+        if self.is_peer_gone()? {
+            self.note_end();
+            return self.wait_released_until(Deadline::Now).map(|_| Armed::Ready);
+        }
+        if !armed || self.parts.lane.needs_timed_wait() {
+            // As in `arm`.
+            self.endpoint.doorbells.local_wake().ring();
+        }
+        Ok(Armed::waiting_if(armed))
+    }
+
     /// For an event loop, before [`Sender::arm`]: polls for space for a message of `bytes` for some microseconds,
     /// longer for a large message, and returns whether there is space. Polls for less if that was useless lately.
     /// With one processor it yields once instead. Neither sleeps nor arms.
@@ -812,7 +848,7 @@ impl Sender {
     /// [`Error::Refused`] between threads, and while the channel has not lost its peer (except on a path);
     /// [`Error::Corrupt`], [`Error::Forked`], [`Error::System`]. You can call it again after an error.
     pub fn resume(&mut self) -> Result<()> {
-        self.resumed(None).map(|_| ())
+        in_call(self.resumed(None, &Waiter::Thread)).map(|_| ())
     }
 
     /// As [`Sender::resume`], until `deadline`; false when it passes. May exceed the deadline: once a successor has
@@ -821,13 +857,22 @@ impl Sender {
     /// # Errors
     /// As [`Sender::resume`].
     pub fn resume_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
-        self.resumed(deadline.into().instant())
+        in_call(self.resumed(deadline.into().instant(), &Waiter::Thread))
     }
 
-    fn resumed(&mut self, deadline: Option<Instant>) -> Result<bool> {
+    /// As [`Sender::resume`], but does not wait: the caller's event loop continues it. [`Resuming::cancel`] returns the
+    /// sender, whenever it is called.
+    ///
+    /// # Errors
+    /// [`Error::System`], with the sender; [`Resuming::try_finish`] returns the others.
+    pub fn start_resume(self) -> std::result::Result<Resuming<Sender>, Box<(Sender, Error)>> {
+        Resuming::new(self, |sender, waiter| Box::pin(sender.resumed(None, waiter)))
+    }
+
+    async fn resumed(&mut self, deadline: Option<Instant>, waiter: &Waiter) -> Result<bool> {
         self.endpoint.check_owner()?;
         if self.endpoint.is_path() {
-            return in_call(self.wait_for_peer(deadline, &Waiter::Thread));
+            return self.wait_for_peer(deadline, waiter).await;
         }
         if self.endpoint.departure.is_none() && self.endpoint.owner.is_current() && self.parts.link.is_peer_gone()? {
             self.note_end();
@@ -837,7 +882,8 @@ impl Sender {
         }
         // Fails here if the lane is corrupt, so that no successor is blamed for it.
         self.parts.lane.refresh_head()?;
-        if !self.endpoint.reconnect()?.resume(&mut self.parts, &self.endpoint.doorbells, deadline)? {
+        let reconnect = self.endpoint.reconnect()?;
+        if !reconnect.resume(&mut self.parts, Resume { doorbells: &self.endpoint.doorbells, deadline, waiter }).await? {
             return Ok(false);
         }
         self.endpoint.reinstate();
@@ -846,6 +892,8 @@ impl Sender {
         // Descriptors that are not sent by the deadline go before those of the next message. Even if the successor dies
         // meanwhile, the lane has been resumed: the next call reports its end.
         while !self.send_owed_descriptors()? {
+            // The same holds for an event loop, which does not wait for them.
+            let deadline = if let Waiter::Loop(_) = waiter { Some(Instant::now()) } else { deadline };
             match self.wait_for_descriptor_space(deadline) {
                 Ok(true) => {}
                 Ok(false) => break,

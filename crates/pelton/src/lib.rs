@@ -140,7 +140,8 @@
 //!
 //! A peer that answers within microseconds costs less if the loop first calls [`Receiver::busy_poll`] or
 //! [`Sender::busy_poll`], and arms only if that returns false. [`Client`], [`Service`] and [`file::Engine`] have the
-//! same four methods. Connecting and opening a path without waiting: [`Opening`].
+//! same four methods. Connecting and opening a path without waiting: [`Opening`]. Waiting for a successor without
+//! waiting in a call: [`Resuming`].
 //!
 //! # How a side waits
 //! A side that finds nothing polls its peer's memory, about three times as long as its wake-ups have taken lately: 5
@@ -200,8 +201,8 @@ pub use pelton_call::{
 #[doc(inline)]
 pub use pelton_channel::{
     Armed, Batch, BatchReservation, CallFailure, ConnectDeadline, Counters, Deadline, Departure, Error, Event, Held,
-    LaneId, Listener, Member, Message, Messages, Opening, Options, Peer, Receiver, Reservation, Result, Sender,
-    Senders, Sent, Traceparent, Wait, inspect, observe, options,
+    LaneId, Listener, Member, Message, Messages, Opening, Options, Peer, Receiver, Reservation, Result, Resuming,
+    Sender, Senders, Sent, Traceparent, Wait, inspect, observe, options,
 };
 #[cfg(feature = "flush")]
 #[cfg_attr(docsrs, doc(cfg(feature = "flush")))]

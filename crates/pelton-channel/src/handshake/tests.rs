@@ -208,6 +208,7 @@ mod peers {
     use crate::{Listener, Sender};
     use pelton_os::socket::{accept_at, listen_at};
 
+    use std::task::{Context, Waker};
     use std::time::Duration;
 
     const DEADLINE_OF_TEST: Duration = Duration::from_secs(5);
@@ -291,6 +292,32 @@ mod peers {
         let (mut sender, ()) =
             with_new_sender("third", |handshake| in_call(surviving_receiver(handshake, lane, doorbells, false)));
         assert!(!send(&mut sender, 65528), "the head has not come past the floor");
+    }
+
+    #[test]
+    fn a_cancelled_handshake_leaves_the_senders_lane_to_the_next_candidate() {
+        let (mut sender, receiver) =
+            with_new_sender("before-it", |handshake| in_call(receiver_of_one(handshake, false)));
+        assert!(send(&mut sender, 8));
+        drop(receiver);
+        let (former, doorbells) = (sender.memory.consumer.clone(), Doorbells::new().unwrap());
+        let (socket, peer) = pair("cancelled");
+        let page = make_receiver_page(observe::Kind::Connect, "test").unwrap();
+        let consumer = make_consumer_page(Position::START, &sender.memory.data, &page, "test").unwrap();
+        let doorbell = Doorbell::shared().unwrap();
+        let polled = Handshake { pace: Pace::Polled(None), ..handshake(socket) };
+        assert!(peer.try_send(&Packet::hello(Role::Receiver, false, Limits::ALL).encode(), &[]).unwrap());
+        let packet = lane_packet(CONSUMER, 1 << 20, message_bytes_limit(1 << 20), Position::START, Position::START);
+        assert!(peer.try_send(&packet.encode(), &[consumer.as_fd(), page.as_fd(), doorbell.as_fd()]).unwrap());
+        // The candidate has sent everything but READY.
+        let mut steps = Box::pin(surviving_sender(polled, &mut sender, &doorbells, true));
+        assert!(steps.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        drop(steps);
+        assert!(Arc::ptr_eq(&sender.memory.consumer, &former), "nothing reads the candidate's page");
+        let (socket, peer) = pair("after-it");
+        let next = std::thread::spawn(move || in_call(receiver_of_one(handshake(peer), false)).unwrap());
+        in_call(surviving_sender(handshake(socket), &mut sender, &doorbells, true)).unwrap();
+        receive(&mut next.join().unwrap());
     }
 
     #[test]

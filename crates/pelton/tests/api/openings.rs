@@ -3,7 +3,7 @@
 
 use crate::support::raw::*;
 use crate::support::*;
-use pelton::{Client, Error, Listener, Opening, Options, Receiver, Result, Sender, Service};
+use pelton::{Client, Error, Listener, Opening, Options, Receiver, Result, Resuming, Sender, Service};
 use rustix::net::{SocketAddrUnix, accept, bind, listen};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -209,6 +209,105 @@ fn an_opening_ends_once_and_its_sender_resumes_by_the_name() {
     let accepted = accept(&listener);
     assert!(sender.resume_until(deadline()).unwrap());
     exchange(&mut sender, &mut accepted.join().unwrap());
+}
+
+/// Continues a wait for a successor as an event loop does, until it ends.
+fn finish_resuming<T>(resuming: &mut Resuming<T>) -> Result<()> {
+    loop {
+        readable(resuming.as_fd());
+        if resuming.try_finish()? {
+            return Ok(());
+        }
+    }
+}
+
+/// Continues it while there is something to do. Nobody connects.
+fn settle_resuming<T>(resuming: &mut Resuming<T>) {
+    while is_readable(resuming.as_fd()) {
+        assert!(!resuming.try_finish().unwrap());
+    }
+}
+
+#[test]
+fn a_sender_resumes_in_an_event_loop_and_is_as_before_after_a_cancel() {
+    let dir = TestDir::new("a_sender_resumes_in_an_event_loop_and_is_as_before_after_a_cancel");
+    let listener = Listener::bind(&dir.name()).unwrap();
+    let connect = |name: String| std::thread::spawn(move || Receiver::connect(&name).unwrap());
+    let first = connect(dir.name());
+    let sender = listener.accept_sender().unwrap();
+    let first = first.join().unwrap();
+    let mut refused = sender.start_resume().unwrap();
+    assert!(matches!(refused.try_finish(), Err(Error::Refused(_))), "the receiver is alive");
+    let mut sender = refused.cancel();
+    sender.send(b"unreleased").unwrap();
+    drop(first);
+    let mut resuming = sender.start_resume().unwrap();
+    settle_resuming(&mut resuming);
+    let mut sender = resuming.cancel();
+    assert!(sender.try_send(b"nobody").unwrap_err().is_closed());
+    // A candidate that says nothing, and one whose handshake the cancel ends.
+    let silent = raw_connect(&dir.socket());
+    let second = connect(dir.name());
+    let mut resuming = sender.start_resume().unwrap();
+    finish_resuming(&mut resuming).unwrap();
+    assert!(matches!(resuming.try_finish(), Err(Error::Refused(_))), "it has ended");
+    drop(silent);
+    let (mut sender, mut second) = (resuming.cancel(), second.join().unwrap());
+    assert_eq!(&*second.receive().unwrap(), b"unreleased");
+    exchange(&mut sender, &mut second);
+}
+
+#[test]
+fn a_receiver_resumes_by_its_name_in_an_event_loop() {
+    let dir = TestDir::new("a_receiver_resumes_by_its_name_in_an_event_loop");
+    let accept = |listener: Listener| std::thread::spawn(move || listener.accept_sender().unwrap());
+    let accepted = accept(Listener::bind(&dir.name()).unwrap());
+    let receiver = Receiver::connect(&dir.name()).unwrap();
+    drop(accepted.join().unwrap());
+    let mut resuming = receiver.start_resume().unwrap();
+    // Nobody listens: it tries again at intervals.
+    for _ in 0..2 {
+        readable(resuming.as_fd());
+        assert!(!resuming.try_finish().unwrap());
+    }
+    let accepted = accept(Listener::bind(&dir.name()).unwrap());
+    finish_resuming(&mut resuming).unwrap();
+    exchange(&mut accepted.join().unwrap(), &mut resuming.cancel());
+}
+
+#[test]
+fn a_path_channels_sender_waits_for_a_receiver_in_an_event_loop() {
+    let dir = TestDir::new("a_path_channels_sender_waits_for_a_receiver_in_an_event_loop");
+    let path = dir.path().join("channel");
+    let sender = Options::new().create_sender(&path).unwrap();
+    let mut resuming = sender.start_resume().unwrap();
+    settle_resuming(&mut resuming);
+    let mut receiver = Options::new().open_receiver(&path).unwrap();
+    finish_resuming(&mut resuming).unwrap();
+    exchange(&mut resuming.cancel(), &mut receiver);
+}
+
+#[test]
+fn an_event_loop_waits_until_every_message_is_released() {
+    let (mut sender, mut receiver) = Options::new().threads().unwrap();
+    assert!(!sender.arm_released().unwrap().is_waiting(), "nothing was sent");
+    sender.send(b"one").unwrap();
+    sender.send(b"two").unwrap();
+    assert!(sender.arm_released().unwrap().is_waiting());
+    drop(receiver.receive().unwrap());
+    let last = receiver.receive().unwrap();
+    // It may be readable: the receiver has released one.
+    while is_readable(sender.as_fd()) {
+        assert!(sender.arm_released().unwrap().is_waiting());
+    }
+    drop(last);
+    readable(sender.as_fd());
+    assert!(!sender.arm_released().unwrap().is_waiting());
+    sender.send(b"three").unwrap();
+    assert!(sender.arm_released().unwrap().is_waiting());
+    drop(receiver);
+    readable(sender.as_fd());
+    assert!(matches!(sender.arm_released(), Err(Error::Closed { unreleased: 1 })));
 }
 
 #[test]

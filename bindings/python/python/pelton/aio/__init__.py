@@ -1,4 +1,4 @@
-"""Channels and calls in asyncio and uvloop: each handle's descriptor in the loop, no thread.
+"""Channels and calls in asyncio and uvloop: each handle's descriptor in the loop, and no thread but that of a `sync`.
 
     async with await pelton.aio.Receiver.connect("events", timeout=10) as receiver:
         async for message in receiver:
@@ -11,8 +11,9 @@ Many senders to one receiver, by `gather`; or each with a lane and a receiver of
             print(message)
 
 Each wait may be cancelled, also by `asyncio.timeout`: a cancelled receive has taken nothing, a cancelled send has sent
-nothing, and a cancelled accept has refused nobody. One task at a time waits at an endpoint or a listener; a second one
-gets `pelton.Busy`. An endpoint belongs to the loop in which it first waits.
+nothing, a cancelled accept has refused nobody, and a cancelled resume leaves the lane as it was. One task at a time
+waits at an endpoint or a listener; a second one gets `pelton.Busy`. An endpoint belongs to the loop in which it first
+waits.
 
     async with await pelton.aio.Client.connect("prices", timeout=10) as client:
         print(await asyncio.gather(client.call(b"tea"), client.call(b"rice")))

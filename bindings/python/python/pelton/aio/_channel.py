@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import pelton
 from pelton.aio._options import Connect, Gather, Listen, OpenPath
-from pelton.aio._watch import Watch, checked, opened
+from pelton.aio._watch import Closing, Watch, checked, finished, opened
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -23,54 +22,105 @@ T = TypeVar("T")
 _TURN = 256
 
 
-class _Endpoint:
+class _Endpoint(Closing):
     """What a sender and a receiver have in common."""
 
     def __init__(self, endpoint: pelton.Sender | pelton.Receiver) -> None:
+        super().__init__(endpoint)
         self._watch = Watch(endpoint.fileno())
         self._endpoint = endpoint
         self._turns = 0
+        # Of a `resume` that waits.
+        self._opening_watch: Watch | None = None
+        # The thread of a `sync` that has begun. After a cancel it still uses the endpoint.
+        self._syncing: asyncio.Future[None] | None = None
 
     async def _pause(self) -> None:
+        if self._syncing is not None:
+            await self._synced()
         self._turns += 1
         if self._turns >= _TURN:
             self._turns = 0
             await asyncio.sleep(0)
 
-    async def _until_ready(self, arm: Callable[..., bool], *arguments: int) -> None:
+    async def _until_ready(self, arm: Callable[..., bool], *arguments: int) -> bool:
+        """Arms, and waits unless what is wanted is there already: then it returns False."""
         self._watch.check_free()
         try:
-            if arm(*arguments):
+            if is_waiting := arm(*arguments):
                 await self._watch.readable()
+            return is_waiting
         finally:
             if not self._endpoint.closed:
                 self._endpoint.disarm()
+
+    async def resume(self) -> None:
+        """After `PeerDied` or `Closed`: waits for a successor of the peer, which gets the lane with what is unreleased.
+
+        As `resume` of the endpoint that this one took over: `Refused` while the peer is alive, and between threads. A
+        cancel leaves the endpoint as it was, and disconnects a successor whose handshake has begun: with a `timeout`, its
+        `connect` tries again. Until the end of the wait the other methods raise `Busy`, and `close` ends it.
+
+        Example:
+            async with await pelton.aio.Receiver.connect("events", timeout=10) as receiver:
+                while True:
+                    try:
+                        print(await receiver.recv())
+                    except pelton.PeerDied:
+                        await receiver.resume()
+                    except pelton.Closed:
+                        break
+        """
+        await self._pause()
+        self._watch.check_free()
+        opening = self._endpoint.start_resume()
+        watch = self._opening_watch = Watch(opening.fileno())
+        try:
+            await finished(opening, watch, self)
+        finally:
+            self._opening_watch = None
+            watch.end()
+            opening.close()
+
+    async def sync(self) -> None:
+        """Makes what this side has done durable, on a path channel: as `sync` of the endpoint that this one took over.
+
+        Waits for the disk in a thread of the loop's executor, because a disk has no descriptor. A cancel does not stop
+        the disk: the next operation of this endpoint waits for it first. Raises `Refused` on other channels.
+
+        Example:
+            async with await pelton.aio.Sender.open_path("/var/lib/app/events") as sender:
+                await sender.send(b"kept also by a crash of the machine")
+                await sender.sync()
+        """
+        await self._pause()
+        self._watch.check_free()
+        self._syncing = asyncio.get_running_loop().run_in_executor(None, self._endpoint.sync)
+        await asyncio.shield(self._syncing)
+        self._syncing = None
+
+    async def _synced(self) -> None:
+        """Waits for the thread of a `sync` that was cancelled, or has failed."""
+        syncing = self._syncing
+        if syncing is not None and syncing.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([syncing])
+        self._syncing = None
 
     def info(self) -> pelton.Info:
         """The lane's sizes, the peer, and counters since the creation. Does not wait."""
         return self._endpoint.info()
 
-    @property
-    def closed(self) -> bool:
-        """Whether this handle is closed."""
-        return self._endpoint.closed
-
     def close(self) -> None:
         """Ends the channel. Does not wait. A task that waits here gets `ClosedHandle`."""
         self._watch.end()
         self._endpoint.close()
+        if self._opening_watch is not None:
+            # The task that resumes finds the endpoint closed.
+            self._opening_watch.end()
 
     def __del__(self) -> None:
         if hasattr(self, "_endpoint"):
             self._watch.forget(self._endpoint)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Receiver(_Endpoint):
@@ -109,6 +159,11 @@ class Receiver(_Endpoint):
         while (message := self._receiver.try_recv()) is None:
             await self._until_ready(self._receiver.arm)
         return message
+
+    def try_recv(self) -> bytes | None:
+        """As `recv`, but does not wait: None if there is no message."""
+        self._watch.check_free()
+        return self._receiver.try_recv()
 
     async def recv_many(self, most: int) -> list[bytes]:
         """Waits for a message, and returns up to `most` that are there."""
@@ -189,6 +244,11 @@ class Sender(_Endpoint):
             sent += 1
         return sent
 
+    def try_send(self, data: Buffer) -> bool:
+        """As `send`, but does not wait: returns whether the message is sent."""
+        self._watch.check_free()
+        return self._sender.try_send(data)
+
     async def send_descriptors(self, data: Buffer, descriptors: Iterable[int | _HasFileno]) -> None:
         """Sends a message with up to 64 descriptors: as `pelton.Sender.send_descriptors`. Waits for space."""
         fds = list(descriptors)
@@ -201,13 +261,27 @@ class Sender(_Endpoint):
         """
         return await self._put(bytes, self._sender.reserve, bytes)
 
+    async def wait_released(self) -> None:
+        """Waits until the receiver has released every message. Raises as `send` if it leaves before.
 
-class Listener:
+        Example:
+            async with await pelton.aio.Sender.connect("events", timeout=10) as sender:
+                await sender.send(b"hello")
+                await sender.wait_released()
+        """
+        await self._pause()
+        self._watch.check_free()
+        while await self._until_ready(self._sender.arm_released):
+            pass
+
+
+class Listener(Closing):
     """Accepts peers under a name, one after another: see `listen`. One task at a time accepts."""
 
     def __init__(self, listener: pelton.Listener) -> None:
         """Takes over a listener: use it by this object alone."""
         self._listener = checked(listener, pelton.Listener, "listen under a name by `pelton.aio.listen`")
+        super().__init__(listener)
         # What accepts: of which kind, and in which state. A cancel leaves it to the next accept, since a peer may have
         # connected.
         self._opening: pelton.Opening | None = None
@@ -233,10 +307,7 @@ class Listener:
         opening = self._opening
         self._watch = Watch(opening.fileno())
         try:
-            while (accepted := opening.try_finish()) is None:
-                await self._watch.readable()
-                if self._listener.closed:
-                    raise pelton.ClosedHandle("this listener is closed: listen again")
+            accepted = await finished(opening, self._watch, self)
         except asyncio.CancelledError:
             self._watch.end()
             raise
@@ -256,11 +327,6 @@ class Listener:
             self._opening.close()
             self._opening = None
 
-    @property
-    def closed(self) -> bool:
-        """Whether this handle is closed."""
-        return self._listener.closed
-
     def close(self) -> None:
         """Stops listening, once the accepted endpoints are closed too. Does not wait.
 
@@ -272,14 +338,6 @@ class Listener:
             self._watch.end()
         else:
             self._drop_opening()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def listen(name: str, **options: Unpack[Listen]) -> Listener:

@@ -214,11 +214,6 @@ class Client(Driver):
         """Services that this client uses at present."""
         return self._client.services
 
-    @property
-    def closed(self) -> bool:
-        """Whether this handle is closed."""
-        return self._client.closed
-
     def close(self) -> None:
         """Closes it: calls in flight raise `ClosedHandle`, and their services are notified. Does not wait."""
         self._is_closed = True
@@ -226,14 +221,6 @@ class Client(Driver):
         self._client.close()
         if self._loop is not None and not self._loop.is_closed():
             self._fail(lambda: pelton.ClosedHandle("this client is closed: open another one"))
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     async def _submit(self, request: Buffer, end: float | None, idempotent: bool, traceparent: str | None) -> int:
         """Submits once there is space. `end` is in the loop's time."""

@@ -12,20 +12,22 @@ import contextvars
 from typing import Protocol
 
 import pelton
+from pelton.aio._watch import Closable, Closing
 
 # Completions or requests that the driver takes before it lets tasks run. A guess.
 TURN = 128
 
 
-class _Handle(Protocol):
+class _Handle(Closable, Protocol):
     def fileno(self) -> int: ...
     def disarm(self) -> None: ...
 
 
-class Driver:
+class Driver(Closing):
     """Runs `_drive` in the loop: after `_start`, and when the descriptor is readable."""
 
     def __init__(self, handle: _Handle) -> None:
+        super().__init__(handle)
         self._handle = handle
         self._fd = handle.fileno()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -96,9 +96,14 @@ class Service(Driver):
         self._service.drain()
 
     @property
-    def closed(self) -> bool:
-        """Whether this handle is closed."""
-        return self._service.closed
+    def replies_dropped(self) -> int:
+        """As `pelton.Service.replies_dropped`."""
+        return self._service.replies_dropped
+
+    @property
+    def corrupt_clients(self) -> int:
+        """As `pelton.Service.corrupt_clients`."""
+        return self._service.corrupt_clients
 
     def close(self) -> None:
         """Closes it. Calls that are not answered fail at their clients with `Closed`. Does not wait."""
@@ -113,14 +118,6 @@ class Service(Driver):
         return self
 
     def __exit__(
-        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
         self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()

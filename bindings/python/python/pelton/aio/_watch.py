@@ -1,13 +1,42 @@
-"""How a task waits for a handle's descriptor, and how it opens one."""
+"""How a task waits for a handle's descriptor, how it opens one, and how each object of `pelton.aio` is closed."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
 
 import pelton
 
 T = TypeVar("T")
+
+
+class Closable(Protocol):
+    @property
+    def closed(self) -> bool: ...
+
+
+class Closing:
+    """What each object that takes over a handle has: `closed`, `close`, and the end of its block."""
+
+    def __init__(self, handle: Closable) -> None:
+        self._closable = handle
+
+    @property
+    def closed(self) -> bool:
+        """Whether this handle is closed."""
+        return self._closable.closed
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class Watch:
@@ -73,13 +102,20 @@ def checked(handle: T, wanted: type[T], otherwise: str) -> T:
     return handle
 
 
+async def finished(opening: pelton.Opening, watch: Watch, owner: Closing | None = None) -> Any:
+    """Continues an opening until it has ended, or its owner is closed, and returns its result."""
+    while (result := opening.try_finish()) is None:
+        await watch.readable()
+        if owner is not None and owner.closed:
+            raise pelton.ClosedHandle(f"this {type(owner).__name__.lower()} is closed: open another one")
+    return result
+
+
 async def opened(opening: pelton.Opening) -> Any:
     """What an opening opens. A cancel closes the opening."""
     watch = Watch(opening.fileno())
     try:
-        while (result := opening.try_finish()) is None:
-            await watch.readable()
-        return result
+        return await finished(opening, watch)
     finally:
         # In this order: another descriptor may get the number after the close.
         watch.end()
