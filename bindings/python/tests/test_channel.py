@@ -532,6 +532,17 @@ def until_asleep(pid: int) -> None:
         "wait(lambda: [client.notify(bytes(1 << 20)) for _ in range(1000)])",
         "serve(name); client = pelton.Client.connect(name, timeout=9);"
         "wait(client.submit(b'').result)",
+        "service = pelton.Service.listen(name)\n"
+        "def call():\n"
+        "    global stream\n"
+        "    stream = pelton.Client.connect(name, timeout=9).stream(b'')\n"
+        "    next(stream)\n"
+        "threading.Thread(target=call, daemon=True).start(); request = service.receive()\n"
+        "wait(lambda: [request.part(bytes(1 << 20)) for _ in range(1000)])",
+        "listener = pelton.aio.listen(name); wait(lambda: asyncio.run(listener.accept_receiver()))",
+        "async def read():\n"
+        "    async with await pelton.files.open(name[5:], 'r+') as file: await file.read(1)\n"
+        "os.mkfifo(name[5:]); wait(lambda: asyncio.run(read()))",
         "q = pelton.Queue(); wait(q.get)",
         "q = pelton.Queue(1); q.put(0); wait(lambda: q.put(1))",
         "q = pelton.JoinableQueue(); q.put(0); wait(q.join)",
@@ -539,7 +550,7 @@ def until_asleep(pid: int) -> None:
 )
 def test_a_signal_ends_each_wait(wait: str, name: str, start: Start) -> None:
     script = """
-import pelton, sys, threading, time
+import asyncio, os, pelton, pelton.aio, pelton.files, sys, threading, time
 name = sys.argv[1]
 def serve(name):
     service = pelton.Service.listen(name)
@@ -570,7 +581,7 @@ def wait(call):
 def test_a_signal_is_handled_while_a_silent_peer_is_in_its_handshake(
     peer: type[pelton.Sender] | type[pelton.Receiver], accept: str, name: str, start: Start
 ) -> None:
-    """The handler runs before the handshake has run out of time: the peer continues that, and is accepted."""
+    """The handler runs before the handshake has run out of time: the silent peer is not disconnected."""
     script = """
 import pelton, signal, sys
 signal.signal(signal.SIGINT, lambda *_: print("handled", flush=True))
@@ -591,20 +602,36 @@ endpoint.close()
         peer.connect(name, timeout=LIMIT).close()
         assert process.stdout.readline() == "accepted\n"
         print(file=process.stdin, flush=True)
-    # Without a timeout, it does not connect again.
-    opening = peer.start_connect(name)
-    assert opening.try_finish() is None
-    # The process has answered its first packet, and waits for the second one.
-    assert select.select([opening], [], [], LIMIT)[0]
-    process.send_signal(signal.SIGINT)
-    assert process.stdout.readline() == "handled\n"
-    while (endpoint := opening.try_finish()) is None:
-        assert select.select([opening], [], [], LIMIT)[0]
-    assert process.stdout.readline() == "accepted\n"
-    print(file=process.stdin, flush=True)
-    assert process.wait(LIMIT) == 0
-    endpoint.close()
-    opening.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.connect(name.removeprefix("unix:"))
+        silent.send(first_packet(peer, name + "2"))
+        # The process has answered it, and waits for the second one.
+        assert silent.recv(1 << 16)
+        until_asleep(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "handled\n"
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while silent.recv(1 << 16):
+                pass
+            pytest.fail("the handshake had run out of time before")
+    with peer.connect(name, timeout=LIMIT):
+        assert process.stdout.readline() == "accepted\n"
+        print(file=process.stdin, flush=True)
+        assert process.wait(LIMIT) == 0
+
+
+def first_packet(peer: type[pelton.Sender] | type[pelton.Receiver], name: str) -> bytes:
+    """What an endpoint sends when it connects."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(name.removeprefix("unix:"))
+        listening.listen()
+        opening = peer.start_connect(name)
+        assert opening.try_finish() is None
+        with listening.accept()[0] as accepted:
+            packet = accepted.recv(1 << 16)
+        opening.close()
+    return packet
 
 
 def test_other_threads_run_while_one_waits(pair: Pair) -> None:
