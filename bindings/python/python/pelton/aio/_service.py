@@ -58,7 +58,8 @@ class Service(Driver):
         is the reply, or an async generator, which yields the parts of a streaming reply, and waits while the client has
         no space. A cancelled call cancels its task: `asyncio.CancelledError`. Exceptions fail the call as in
         `pelton.Service.run`. While `in_flight_max` handlers run, further requests, and the cancels behind them, wait at
-        their clients. Cancelling `run` cancels the handlers and abandons their calls.
+        their clients. Cancelling `run` cancels the handlers, abandons their calls, and waits until the handlers have
+        cleaned up.
         """
         if in_flight_max < 1:
             raise ValueError(f"in_flight_max is {in_flight_max}, wanted 1 or more")
@@ -86,6 +87,8 @@ class Service(Driver):
                 self._cancel(request, task)
             if not self._is_closed:
                 self._service.disarm()
+            if self._running:
+                await asyncio.wait(list(self._running.values()))
 
     def stop(self) -> None:
         """`run` takes no more requests, and returns once the handlers have. Does not wait."""
