@@ -220,9 +220,18 @@ def test_what_is_no_record_is_reported_and_the_listener_goes_on(
 
 def test_a_record_is_a_json_object_that_any_language_reads(name: str, logger: logging.Logger) -> None:
     with pelton.gather(name) as receiver:
-        thread = threading.Thread(target=lambda: logger.warning("%d apples", 3))
+        received = threading.Event()
+
+        def log() -> None:
+            logger.warning("%d apples", 3)
+            # On a busy machine the receiver may not have accepted in time: the next record continues the handshake.
+            while not received.wait(0.1):
+                logger.warning("%d apples", 3)
+
+        thread = threading.Thread(target=log)
         thread.start()
         record = json.loads(receiver.recv(LIMIT))
+        received.set()
         thread.join()
         assert (record["message"], record["levelname"], record["args"]) == ("3 apples", "WARNING", None)
 
