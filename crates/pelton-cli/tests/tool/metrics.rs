@@ -150,6 +150,36 @@ fn prometheus_scrapes_it_and_its_rules_and_dashboard_use_what_is_there() {
         let used = names(&text);
         assert!(used.len() > 5 && used.is_subset(&there), "{file} uses {:?}", used.difference(&there));
     }
+    // Labels: the exported ones, and those that Prometheus adds.
+    let object = json(&dirs.run(&["metrics", "--root", ".", "--json"]));
+    let samples = object["metrics"].as_array().unwrap().iter().flat_map(|metric| metric["samples"].as_array().unwrap());
+    let mut labels: BTreeSet<&str> =
+        samples.flat_map(|sample| sample["labels"].as_object().unwrap().keys()).map(String::as_str).collect();
+    assert_eq!(labels, BTreeSet::from(["channel", "kind", "side", "state"]), "{object}");
+    labels.extend(["instance", "job"]);
+    let places = [
+        r"(?:by|on) \(([^)]*)\)",
+        r"(\w+)(?:=~|!~|!=|=)\\?[\x22]",
+        r"\{\{ ?(?:\$labels\.)?(\w+) ?\}\}",
+        r"label_values\(\w+, (\w+)\)",
+    ];
+    let mut of_place = [0; 4];
+    for file in ["pelton.rules.yml", "pelton.dashboard.json"] {
+        let text = std::fs::read_to_string(format!("{METRICS}{file}")).unwrap();
+        for (place, count) in places.iter().zip(&mut of_place) {
+            for found in regex::Regex::new(place).unwrap().captures_iter(&text) {
+                for label in found[1].split(", ") {
+                    assert!(
+                        labels.contains(label),
+                        "{file} uses the label {label}, which is not exported: {}",
+                        &found[0]
+                    );
+                    *count += 1;
+                }
+            }
+        }
+    }
+    assert!(of_place.iter().all(|count| *count > 1), "labels found by each of the places: {of_place:?}");
     let text = std::fs::read_to_string(format!("{METRICS}pelton.dashboard.json")).unwrap();
     let dashboard: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert!(dashboard["panels"].as_array().unwrap().len() >= 8);
