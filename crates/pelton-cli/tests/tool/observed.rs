@@ -184,13 +184,33 @@ fn doctor_says_what_is_wrong_with_a_channel() {
     sick.assert(1, &["problem"]);
     let text = String::from_utf8(sick.stdout).unwrap();
     assert!(text.contains(&format!("receiver {} pelton is stopped", receiver.pid())), "{text}");
-    assert!(text.contains("2 messages wait"), "{text}");
+    assert!(text.contains("2 messages wait (32 bytes)"), "{text}");
     sender.signal(Signal::KILL);
     let _ = sender.wait();
     let sick = dirs.run(&["doctor", "--channel", "sick", "--json"]);
     let found: Value = serde_json::from_slice(&sick.stdout).unwrap();
     assert_eq!(found["channels"][0]["problems"].as_array().unwrap().len(), 2, "{found}");
     dirs.run(&["doctor", "--channel", "missing"]).assert(3, &[]);
+}
+
+#[test]
+fn doctor_says_which_side_an_idle_channel_lacks() {
+    let dirs = test_dirs();
+    let idle = |name: &str| {
+        eventually("it is idle", || listed(&dirs, name).is_some_and(|found| found["state"] == "idle"));
+        let ended = dirs.run(&["doctor", "--channel", name]);
+        ended.assert(0, &[]);
+        String::from_utf8(ended.stdout).unwrap()
+    };
+    // Of a sender of many that was killed nothing is left.
+    let receiver = dirs.start(&["recv", "--follow", "left"]);
+    let mut sender = dirs.start(&["send", "left"]);
+    sender.write(b"hello\n");
+    assert_eq!(receiver.line(), "hello");
+    sender.kill();
+    assert!(idle("left").contains("nothing waits, and there is no sender: start one"));
+    let _listens = dirs.start(&["recv", "unmet"]);
+    assert!(idle("unmet").contains("nothing waits, and nobody is connected"));
 }
 
 #[test]
