@@ -276,8 +276,8 @@ type Record struct {
 	Written time.Time
 }
 
-// RecordReader reads a record file. Whatever the file contains, it returns valid records or errors. One goroutine at a
-// time uses it.
+// RecordReader reads a record file, compressed or not. Whatever the file contains, it returns valid records or errors.
+// One goroutine at a time uses it.
 type RecordReader struct {
 	reader *records.Reader
 	// The unread bytes of the current chunk.

@@ -8,6 +8,7 @@
 //! works;
 //! - [`directory`]: the files of a path channel, before they are opened and while they are in use;
 //! - [`records`]: a record file, read, and opened for writing;
+//! - [`compressed`]: the same with a compressed chunk, of any content;
 //! - [`calls`]: a client of a service, or the service of a client, after a correct handshake.
 
 #[path = "../../crates/pelton-lane/tests/lane/fixture.rs"]
@@ -30,17 +31,18 @@ pub use directory::directory;
 pub use handshake::handshake;
 pub use lane::lane;
 pub use peer::connected;
-pub use records::records;
+pub use records::{compressed, records};
 
 /// A target.
 pub type Target = fn(&[u8]);
 
 /// All targets, by their names.
-pub const TARGETS: [(&str, Target); 6] = [
+pub const TARGETS: [(&str, Target); 7] = [
     ("lane", lane),
     ("handshake", handshake),
     ("connected", connected),
     ("directory", directory),
     ("records", records),
     ("calls", calls),
+    ("compressed", compressed),
 ];

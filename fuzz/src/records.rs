@@ -1,7 +1,7 @@
 //! Record files.
 
 use crate::program::Program;
-use pelton::{Chunk, Error, LaneId, RecordFile, RecordFileOptions, RecordReader, Sink};
+use pelton::{Chunk, Error, FileChunk, LaneId, RecordFile, RecordFileOptions, RecordReader, Sink};
 use pelton_testkit::{TestDir, descriptors};
 use std::path::Path;
 
@@ -31,6 +31,86 @@ pub fn records(program: &[u8]) {
     continue_writing(&path, &bytes, is_next_file, &mut program);
     drop(place);
     assert_eq!(descriptors(), before, "descriptors were kept");
+}
+
+/// The same with a compressed chunk: its content is such a file's, changed, and its header and its frame may lie, under
+/// valid checksums. Whole chunks follow.
+pub fn compressed(program: &[u8]) {
+    let before = descriptors();
+    let mut program = Program(program);
+    let place = TestDir::unwatched();
+    let path = place.path().join("log");
+    let whole = written(&path, &mut program);
+    let mut changed = whole.clone();
+    for _ in 0..program.below(4) {
+        change(&mut changed, &mut program);
+    }
+    let content = changed.get(HEADER..).unwrap_or_default();
+    let mut bytes = whole[..HEADER].to_vec();
+    bytes.extend(compressed_chunk(content, &whole, &mut program));
+    bytes.extend(&whole[HEADER..]);
+    if program.byte() % 4 == 0 {
+        change(&mut bytes, &mut program);
+    }
+    for entry in std::fs::read_dir(place.path()).unwrap() {
+        std::fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    std::fs::write(&path, &bytes).unwrap();
+    read_some(&path, content.len(), |found| match found {
+        Ok(_) => {}
+        Err(error) => refused(error),
+    });
+    if let Ok(mut reader) = RecordReader::open(&path) {
+        if let Err(error) = reader.skip_messages(program.below(20) as u64).and_then(|_| reader.next_chunk().map(drop)) {
+            refused(error);
+        }
+    }
+    match RecordFile::open(&path) {
+        Ok(mut file) => {
+            write(&mut file, 99, 5, &mut program);
+            drop(file);
+            let mut last = None;
+            read_some(&path, content.len(), |found| match found {
+                Ok(chunk) => last = Some(chunk.lane()),
+                Err(error) => refused(error),
+            });
+            assert_eq!(last, Some(LaneId([99, 7])));
+        }
+        Err(error) => refused(error),
+    }
+    drop(place);
+    assert_eq!(descriptors(), before, "descriptors were kept");
+}
+
+/// A chunk of this content, with the checksums of the file that it is in.
+fn compressed_chunk(content: &[u8], file: &[u8], program: &mut Program) -> Vec<u8> {
+    let entries = program.below(4);
+    let mut body = Vec::new();
+    for _ in 0..entries {
+        let lane = program.below(3) as u64;
+        [lane, 7, u64::from(program.byte())].iter().for_each(|word| body.extend(word.to_le_bytes()));
+    }
+    let mut frame = zstd::bulk::compress(content, 1).unwrap();
+    for _ in 0..program.below(3) {
+        let at = program.below(frame.len());
+        frame[at] = program.byte();
+    }
+    body.extend(&frame);
+    body.resize(body.len().next_multiple_of(8), 0);
+    let mut header = [0; HEADER];
+    header[..4].copy_from_slice(b"pchk");
+    header[4] = 2;
+    let size = content.len() as u64;
+    let size = if program.byte() % 4 == 0 { program.lie(size) } else { size };
+    for (at, word) in [(8, body.len() as u64), (24, size), (32, 1 << 32 | entries as u64)] {
+        header[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    }
+    header[56..60].copy_from_slice(&crc32fast::hash(&body).to_le_bytes());
+    let mut sum = crc32fast::Hasher::new();
+    sum.update(&file[32..40]);
+    sum.update(&header[..60]);
+    header[60..].copy_from_slice(&sum.finalize().to_le_bytes());
+    [&header[..], &body].concat()
 }
 
 /// A chunk of consecutive messages of one lane in its record layout, from this number on.
@@ -125,16 +205,30 @@ fn fix_checksums(bytes: &mut [u8], program: &mut Program) {
 /// damaged one.
 fn read(path: &Path) -> Vec<Option<(LaneId, u32)>> {
     let mut found = Vec::new();
-    let mut reader = match RecordReader::open(path) {
-        Ok(reader) => reader,
+    let bytes = std::fs::metadata(path).unwrap().len();
+    read_some(path, 0, |one| match one {
+        Ok(chunk) => {
+            assert!(chunk.offset() + chunk.bytes().len() as u64 <= bytes);
+            found.push(Some((chunk.lane(), chunk.last_seq())));
+        }
+        Err(error @ Error::NotARecordFile { .. }) if found.is_empty() => refused(error),
         Err(error) => {
             refused(error);
-            return found;
+            found.push(None);
         }
+    });
+    found
+}
+
+/// Reads to the end, or to the first failure. `content` bytes more are in a frame.
+fn read_some(path: &Path, content: usize, mut each: impl FnMut(pelton::Result<FileChunk<'_>>)) {
+    let mut reader = match RecordReader::open(path) {
+        Ok(reader) => reader,
+        Err(error) => return each(Err(error)),
     };
-    let bytes = std::fs::metadata(path).unwrap().len();
+    let bytes = std::fs::metadata(path).unwrap().len() as usize;
     // No more chunks than fit, and each may be damaged.
-    for _ in 0..2 + bytes / 8 {
+    for _ in 0..2 + (bytes + content) / 8 {
         match reader.next_chunk() {
             Ok(Some(chunk)) => {
                 let mut seqs = chunk.records().map(|record| {
@@ -144,17 +238,12 @@ fn read(path: &Path) -> Vec<Option<(LaneId, u32)>> {
                 assert_eq!(seqs.next(), Some(chunk.first_seq()));
                 assert_eq!(seqs.last().unwrap_or(chunk.first_seq()), chunk.last_seq());
                 assert_eq!(chunk.payloads().count(), chunk.message_count() as usize);
-                assert!(chunk.offset() + chunk.bytes().len() as u64 <= bytes);
-                found.push(Some((chunk.lane(), chunk.last_seq())));
+                each(Ok(chunk));
             }
-            Ok(None) => return found,
-            Err(error) => {
-                refused(error);
-                found.push(None);
-            }
+            Ok(None) => return,
+            Err(error) => each(Err(error)),
         }
     }
-    found
 }
 
 fn refused(error: Error) {

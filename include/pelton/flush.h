@@ -214,8 +214,8 @@ int pelton_appender_abort(pelton_appender *appender);
 
 /* ---- Reading a record file --------------------------------------------------------------------------------------- */
 
-/* Opens a record file for reading; a writer may continue meanwhile. Closing it ends only the reading. Does not wait.
- * Errors: PELTON_NOT_A_RECORD_FILE: other content, or a later version. PELTON_SYSTEM. */
+/* Opens a record file, compressed or not, for reading; a writer may continue meanwhile. Closing it ends only the
+ * reading. Does not wait. Errors: PELTON_NOT_A_RECORD_FILE: other content, or a later version. PELTON_SYSTEM. */
 PELTON_MUST_USE int pelton_records_open(const char *path, pelton_records **out);
 
 /* Reads the next message, in the order of writing; its checksum was verified. data is valid until the next call with

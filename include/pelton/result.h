@@ -97,8 +97,8 @@ typedef void (*pelton_log)(void *context, int priority, const char *text);
 /* Sets the function that receives the library's log, for the whole process; NULL, the default: none. The log has what
  * changes how the program runs and is no result of a call: peers that were refused, with process, user and reason; and
  * fallbacks, where the system refuses membarrier or io_uring. Refused peers have at most one line per second, which
- * counts those before it without a line. Nothing is logged for each message. Returns once no thread is in the previous
- * function, which may then be unloaded. Any thread.
+ * counts those before it without a line; at the end of a listener, a last line counts the rest. Nothing is logged for
+ * each message. Returns once no thread is in the previous function, which may then be unloaded. Any thread.
  *
  *     static void to_syslog(void *context, int priority, const char *text) { syslog(priority, "pelton: %s", text); }
  *     pelton_set_log(to_syslog, NULL); */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -28,6 +29,20 @@ def test_what_is_appended_is_read_in_order(tmp_path: Path) -> None:
         file.append(bytearray(b"later"))
     with pelton.RecordReader(path) as reader:
         assert list(reader) == [*messages, b"later"]
+
+
+def test_a_compressed_file_is_read_and_appended_to(tmp_path: Path) -> None:
+    vectors = Path(__file__).parents[3] / "spec/vectors/record-file.json"
+    files = json.loads(vectors.read_text())["files"]
+    file = next(file for file in files if file["name"].startswith("compressed: two lanes"))
+    path = tmp_path / "records"
+    path.write_bytes(bytes.fromhex(file["hex"]))
+    chunks = [file["chunks"][index]["messages"] for index in file["reads"][:-1]]
+    messages = [bytes.fromhex(message["payload"]) for chunk in chunks for message in chunk]
+    assert len(messages) > 4
+    with pelton.RecordFile(path) as more:
+        more.append(b"more")
+    assert list(pelton.RecordReader(path)) == [*messages, b"more"]
 
 
 def test_a_large_message_arrives_and_a_larger_one_than_the_buffer_is_refused(tmp_path: Path) -> None:

@@ -5,9 +5,6 @@
 //! attached everything. Each side copies a packet once, checks the copy, and uses only that. The last READY decides:
 //! when it is sent, both sides have mapped and attached everything.
 
-mod refusals;
-
-use self::refusals::Refusals;
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, LaneMemory, ReceiverParts, ReplyLane, receiver_sleeper};
@@ -21,6 +18,7 @@ use crate::packet::{
     CONSUMER, ENTRY_VERSION, Entries, FEATURES, FIXED_BYTES, HELLO, PACKET_BYTES, PRODUCER, Packet, READY, REFUSED,
     Role, VERSION_TEXT, entry, refusal,
 };
+use crate::refusals;
 use crate::sender::{Sender, SenderMemory, SenderParts};
 use crate::settings::Settings;
 use crate::transport::SocketTransport;
@@ -32,11 +30,10 @@ use pelton_lane::{
 use pelton_os::Peer;
 use pelton_os::socket::{Socket, wait_for};
 use pelton_os::{
-    Descriptor, Doorbell, Kind, LOG_TARGET, LocalWake, ReceivedFd, Segment, ambiguous_uid_text, is_ambiguous_uid,
-    membarrier, overdue, own_uid,
+    Descriptor, Doorbell, Kind, LocalWake, ReceivedFd, Segment, ambiguous_uid_text, is_ambiguous_uid, membarrier,
+    overdue, own_uid,
 };
 use rustix::io::Errno;
-use rustix::time::{ClockId, clock_gettime};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -491,25 +488,7 @@ pub(crate) fn turn_away(socket: &Socket, why: &str) {
     bytes.extend(why.bytes().take(PACKET_BYTES - FIXED_BYTES));
     let _ = socket.try_send(&bytes, &[]);
     // After the packet: the peer need not wait for the log.
-    log_refusal(socket, why);
-}
-
-fn log_refusal(socket: &Socket, why: &str) {
-    static REFUSALS: Refusals = Refusals::new();
-    if !log::log_enabled!(target: LOG_TARGET, log::Level::Warn) {
-        return;
-    }
-    let now = clock_gettime(ClockId::Monotonic);
-    let Some(left_out) = REFUSALS.admit(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64) else { return };
-    let others = if left_out > 0 { format!(" (earlier refusals without a line: {left_out})") } else { String::new() };
-    match socket.peer() {
-        Ok(Peer { pid, uid }) => {
-            log::warn!(target: LOG_TARGET, "refused the peer, process {pid} of uid {uid}: {why}{others}");
-        }
-        Err(error) => {
-            log::warn!(target: LOG_TARGET, "refused a peer that the kernel does not name ({error}): {why}{others}");
-        }
-    }
+    refusals::log(socket, why);
 }
 
 // The names of these memfds are for observers: spec/protocol.md, "Names of memfds".

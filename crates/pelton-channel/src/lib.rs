@@ -28,6 +28,7 @@ mod packet;
 mod path;
 pub mod raw;
 mod receiver;
+mod refusals;
 mod registry;
 mod role;
 mod sender;

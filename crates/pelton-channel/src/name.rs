@@ -1,6 +1,7 @@
 //! Names and the sockets behind them: a short name is a directory of sockets, `unix:PATH` is one socket.
 
 use crate::error::{Error, Result};
+use crate::refusals;
 use pelton_lane::failpoint;
 use pelton_os::socket::{Socket, accept_at, listen_at};
 use pelton_os::{Descriptor, Inherited, own_uid};
@@ -419,10 +420,11 @@ impl AsFd for Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        let Ownership::Created { inode, directories } = &self.ownership else { return };
         if self.is_forked() {
             return;
         }
+        refusals::log_left_out();
+        let Ownership::Created { inode, directories } = &self.ownership else { return };
         // Only if the path still leads to this socket.
         let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == *inode);
         if ours {

@@ -5,7 +5,7 @@ use crate::{
     descriptors,
     failure::{Failure, print_stderr},
     notify::{self, notify},
-    report::{Ended, Report},
+    report::{Ended, Lateness, Report},
     signals::{SLICE, Signals},
 };
 use clap::{Args, ValueEnum};
@@ -145,7 +145,7 @@ impl ReceiveArgs {
             Err(StreamError::Other(failure)) => (Ended::by(&failure), 0, Err(failure)),
         };
         if self.channel.json {
-            let end = Ending { ended, result: &result, unreleased, seconds };
+            let end = Ending { ended, result: &result, unreleased, seconds, lateness_ns: None };
             let report = self.channel.report(command, traffic, end, counters);
             let _ = std::io::stderr().write_all(report.as_bytes());
         }
@@ -324,12 +324,12 @@ impl ChannelArgs {
 
     /// The object of `--json`, as one line.
     pub fn report(&self, command: &'static str, traffic: &Traffic, end: Ending<'_>, counters: Counters) -> String {
-        let Ending { ended, result, unreleased, seconds } = end;
+        let Ending { ended, result, unreleased, seconds, lateness_ns } = end;
         let error = result.as_ref().err().and_then(Failure::text);
         let error = error.as_deref();
         let (messages, bytes, counters) = (traffic.messages, traffic.bytes, counters.into());
         let name = &self.name;
-        Report { command, name, messages, bytes, seconds, ended, error, unreleased, counters }.line()
+        Report { command, name, messages, bytes, seconds, ended, error, unreleased, counters, lateness_ns }.line()
     }
 }
 
@@ -361,6 +361,7 @@ pub struct Ending<'a> {
     pub result: &'a Result<(), Failure>,
     pub unreleased: u64,
     pub seconds: f64,
+    pub lateness_ns: Option<Lateness>,
 }
 
 /// Messages sent or received so far.

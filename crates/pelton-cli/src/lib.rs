@@ -169,6 +169,27 @@ mod tests {
     }
 
     #[test]
+    fn each_command_has_json_or_prints_nothing_of_its_own() {
+        // `run` and `bridge` execute another program, whose output is its own.
+        let silent = ["rm", "cp", "run", "bridge"];
+        let readme = include_str!("../README.md");
+        let (_, documented) = readme.split_once("\n## `--json`\n").expect("the section on --json");
+        let (documented, _) = documented.split_once("\n## ").expect("the next section");
+        let command = command();
+        let commands: Vec<_> = command.get_subcommands().filter(|command| !command.is_hide_set()).collect();
+        assert!(commands.len() > 20, "{commands:?}");
+        for command in commands {
+            let name = command.get_name();
+            let has_json = command.get_arguments().any(|argument| argument.get_long() == Some("json"));
+            assert_ne!(has_json, silent.contains(&name), "{name}");
+            assert!(
+                documented.contains(&format!("`{name}")),
+                "{name} is missing in the section on --json of README.md"
+            );
+        }
+    }
+
+    #[test]
     fn bytes_take_binary_suffixes_and_refuse_other_texts() {
         assert_eq!(bytes("65536"), Ok(65536));
         assert_eq!(bytes("64K"), Ok(65536));

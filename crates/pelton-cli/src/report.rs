@@ -1,4 +1,4 @@
-//! The report of `send`, `recv` and `flush` with `--json`.
+//! The report of `send`, `recv`, `flush`, `record` and `replay` with `--json`.
 
 use crate::failure::Failure;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use serde::Serialize;
 /// The object.
 #[derive(Serialize)]
 pub struct Report<'a> {
-    /// `send`, `recv` or `flush`.
+    /// `send`, `recv`, `flush`, `record` or `replay`.
     pub command: &'static str,
     /// The channel's name, as given.
     pub name: &'a str,
@@ -25,6 +25,17 @@ pub struct Report<'a> {
     pub unreleased: u64,
     /// The library's own counters of this side.
     pub counters: Counters,
+    /// `replay` at a pace: how much later than due the messages were sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lateness_ns: Option<Lateness>,
+}
+
+/// How late messages were, in nanoseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Lateness {
+    pub p50: u64,
+    pub p99: u64,
+    pub max: u64,
 }
 
 /// Why a command ended, as in `--json`.

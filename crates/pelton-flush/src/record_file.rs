@@ -117,8 +117,8 @@ impl RecordFileOptions {
 
     /// Compresses each write with zstd, in frames of about 1 MiB, if that makes it smaller. So a larger flush buffer
     /// (`Options::flush_bytes`) or a longer `Options::flush_interval` compresses better. An existing file may have
-    /// both kinds of chunks. Readers in Rust need the feature `zstd`; `pelton cat` and `pelton replay` have it, the
-    /// libraries of other languages do not.
+    /// both kinds of chunks. Readers in Rust need the feature `zstd`; those in other languages, `pelton cat` and
+    /// `pelton replay` have it.
     #[cfg(feature = "zstd")]
     #[must_use]
     pub fn compress_zstd(mut self) -> RecordFileOptions {

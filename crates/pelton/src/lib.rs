@@ -127,7 +127,8 @@
 //! # Log
 //! The crate [`log`](https://docs.rs/log) receives, with the target `pelton` and the level `Warn`, peers that were
 //! refused, with process, user and reason, and fallbacks where the system refuses membarrier or io_uring. Refused peers
-//! have at most one line per second, which counts those before it without a line. Nothing is logged for each message.
+//! have at most one line per second, which counts those before it without a line; at the end of a listener, a last line
+//! counts the rest. Nothing is logged for each message.
 //! Without a logger there is no log. The logger runs within a call, which may hold locks: it must use no endpoint.
 //!
 //! # In an event loop

@@ -111,13 +111,11 @@ func refuseAt(socket int, why string) error {
 	return fail.New(fail.ErrRefused, "refused: %s", why)
 }
 
-var refusals logs.Limited
-
 func sendRefusal(socket int, why string) {
 	_ = kernel.TrySend(socket, packet.NewRefused(why))
 	// After the packet: the peer need not wait for the log.
 	if peer, err := kernel.PeerOf(socket); err == nil {
-		refusals.Warn("pelton: refused the peer", "pid", peer.PID, "uid", peer.UID, "reason", why)
+		logs.Refusals.Warn("pelton: refused the peer", "pid", peer.PID, "uid", peer.UID, "reason", why)
 	}
 }
 

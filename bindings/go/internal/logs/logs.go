@@ -19,6 +19,9 @@ func Warn(text string, attributes ...any) {
 	}
 }
 
+// Refusals are the records of refused peers.
+var Refusals Limited
+
 // Limited permits one record per second: a peer that connects in a loop would fill the log.
 type Limited struct {
 	// The next record's earliest time, in nanoseconds since begin.
@@ -41,6 +44,13 @@ func (l *Limited) Warn(text string, attributes ...any) {
 			attributes = append(attributes, "earlier_left_out", leftOut)
 		}
 		Warn(text, attributes...)
+	}
+}
+
+// End logs how many records there were none for, because none may follow that counts them.
+func (l *Limited) End(text string) {
+	if leftOut := l.leftOut.Swap(0); leftOut > 0 {
+		Warn(text, "earlier_left_out", leftOut)
 	}
 }
 

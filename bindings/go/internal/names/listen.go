@@ -12,6 +12,7 @@ import (
 
 	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/logs"
 	"golang.org/x/sys/unix"
 )
 
@@ -183,6 +184,7 @@ type Listening struct {
 
 // Close stops listening, and removes the socket, unless it is inherited.
 func (b *Listening) Close() {
+	logs.Refusals.End("pelton: a listener ends")
 	if b.inherited != 0 {
 		b.leave()
 		return

@@ -20,17 +20,20 @@ const (
 
 	chunkMagic = "pchk"
 	// The kinds of chunks. A reader may skip unknown ones from kindOptional on.
-	kindRecords  = 0
-	kindLast     = 1
-	kindOptional = 0x8000
-	flagPeer     = 1
+	kindRecords    = 0
+	kindLast       = 1
+	kindCompressed = 2
+	kindOptional   = 0x8000
+	flagPeer       = 1
 	// BytesMax is the largest size of a chunk's records: the largest lane's capacity.
 	BytesMax = lane.CapacityMax
 
-	// lastEntry is the size of an entry of a chunk of last numbers, and lastEntriesMax the most of them: eight times
-	// as many as a receiver has lanes.
+	// lastEntry is the size of an entry of a chunk of last numbers or of a compressed one, and lastEntriesMax the most
+	// of them: eight times as many as a receiver has lanes.
 	lastEntry      = 24
 	lastEntriesMax = 8192
+	// contentBytesMax is the most bytes that a compressed chunk contains.
+	contentBytesMax = 64 << 20
 )
 
 var le = binary.LittleEndian
@@ -134,6 +137,21 @@ type chunkHeader struct {
 // allBytes returns the size of the chunk with its header.
 func (h *chunkHeader) allBytes() int64 { return headerBytes + int64(h.bytes) }
 
+// contentBytes returns how many bytes a compressed chunk contains, entriesBytes the size of its list of lanes.
+func (h *chunkHeader) contentBytes() uint64 { return h.lane[1] }
+
+func (h *chunkHeader) entriesBytes() uint64 { return uint64(h.first) * lastEntry }
+
+// hasRecords returns whether the chunk has records, compressed or not.
+func (h *chunkHeader) hasRecords() bool { return h.kind == kindRecords || h.kind == kindCompressed }
+
+// isFrame returns whether the header of a compressed chunk is valid.
+func (h *chunkHeader) isFrame() bool {
+	content := h.contentBytes()
+	return h.first >= 1 && h.first <= lastEntriesMax && content >= headerBytes && content <= contentBytesMax &&
+		h.bytes >= h.entriesBytes() && h.bytes < content+2*lastEntry*lastEntriesMax && h.messages > 0
+}
+
 func headerOf(c *Chunk, written uint64) chunkHeader {
 	return chunkHeader{kind: kindRecords, bytes: uint64(len(c.Bytes)), lane: c.Lane, first: c.FirstSeq,
 		messages: c.Messages, peer: c.Peer, written: written, checksum: crc32.ChecksumIEEE(c.Bytes)}
@@ -201,6 +219,9 @@ func decodeChunk(b []byte, behind int64, file *fileHeader) (h chunkHeader, _ *br
 	case h.kind == kindLast && (h.bytes%lastEntry != 0 || h.bytes > lastEntry*lastEntriesMax):
 		return h, brokenAt("%d bytes of last numbers", h.bytes).want("a multiple of %d, at most %d", lastEntry,
 			lastEntry*lastEntriesMax)
+	case h.kind == kindCompressed && !h.isFrame():
+		return h, brokenAt("%d bytes of %d lanes, compressed to %d", h.contentBytes(), h.first, h.bytes).
+			want("at most %d and %d", contentBytesMax, lastEntriesMax)
 	}
 	return h, nil
 }

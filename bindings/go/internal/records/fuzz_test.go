@@ -68,7 +68,7 @@ func readAll(t *testing.T, file []byte) int64 {
 		return -1
 	}
 	for {
-		before := reader.at
+		before, inside := reader.at, reader.contentAt
 		chunk, err := reader.NextChunk()
 		switch {
 		case errors.Is(err, fail.ErrTorn):
@@ -78,8 +78,10 @@ func readAll(t *testing.T, file []byte) int64 {
 		case err != nil && !errors.Is(err, fail.ErrDamaged):
 			t.Fatal(err)
 		}
-		if reader.at <= before || reader.at > int64(len(file)) {
-			t.Fatalf("from byte %d to %d of %d", before, reader.at, len(file))
+		isInside := reader.at == before && (reader.contentAt > inside || len(reader.content) == 0)
+		if reader.at <= before && !isInside || reader.at > int64(len(file)) {
+			t.Fatalf("from byte %d to %d of %d, in a frame from %d to %d", before, reader.at, len(file), inside,
+				reader.contentAt)
 		}
 		if err != nil {
 			continue

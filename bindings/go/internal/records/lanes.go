@@ -39,6 +39,14 @@ func (l *lanes) noteChunk(s *scanner, at int64, header *chunkHeader) error {
 	switch header.kind {
 	case kindRecords:
 		l.note(header.lane, lastSeq(header.first, header.messages))
+	case kindCompressed:
+		entries, err := s.bytes(at+headerBytes, int64(header.entriesBytes()))
+		if err != nil {
+			return err
+		}
+		for ; len(entries) >= lastEntry; entries = entries[lastEntry:] {
+			l.note(Lane{le.Uint64(entries), le.Uint64(entries[8:])}, le.Uint32(entries[16:]))
+		}
 	case kindLast:
 		entries, err := s.bytes(at+headerBytes, int64(header.bytes))
 		if err != nil {

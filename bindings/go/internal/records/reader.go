@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
 	"golang.org/x/sys/unix"
 )
@@ -27,6 +28,11 @@ type Reader struct {
 	// Where the next chunk begins.
 	at      int64
 	records []byte
+	// What the compressed chunk at frameAt contains, and where in it the next chunk begins.
+	content   []byte
+	contentAt int
+	frameAt   int64
+	decoder   *zstd.Decoder
 }
 
 // FileChunk is a chunk in a file, whose records were checked.
@@ -73,6 +79,9 @@ func newReader(file io.ReaderAt, path string, size func() (int64, error), close 
 // behind it; [fail.ErrLaterVersion]; [fail.ErrSystem].
 func (r *Reader) NextChunk() (*FileChunk, error) {
 	for {
+		if r.contentAt < len(r.content) {
+			return r.nextInside()
+		}
 		end, err := r.size()
 		if err != nil {
 			return nil, err
@@ -81,8 +90,8 @@ func (r *Reader) NextChunk() (*FileChunk, error) {
 			r.scanner.forget()
 			return nil, nil
 		}
-		header, wrong, err := r.scanner.chunk(r.at, end, func(h *chunkHeader) bool { return h.kind != kindRecords })
-		if err == nil && wrong == nil && header.kind == kindRecords {
+		header, wrong, err := r.scanner.chunk(r.at, end, func(h *chunkHeader) bool { return !h.hasRecords() })
+		if err == nil && wrong == nil && header.hasRecords() {
 			wrong, err = r.readRecords(&header)
 		}
 		if err != nil {
@@ -98,19 +107,29 @@ func (r *Reader) NextChunk() (*FileChunk, error) {
 		}
 		at := r.at
 		r.at += header.allBytes()
-		if header.kind != kindRecords {
-			continue
+		switch header.kind {
+		case kindRecords:
+			return r.checked(&header, r.records, at)
+		case kindCompressed:
+			r.frameAt = at
+			if wrong := r.decompress(&header); wrong != nil {
+				return nil, r.scanner.damaged(at, wrong, r.at)
+			}
 		}
-		if wrong := header.checkRecords(r.records); wrong != nil {
-			// The writer wrote it so. The chunks behind it are independent of it.
-			return nil, r.scanner.damaged(at, wrong, r.at)
-		}
-		return &FileChunk{
-			Chunk: Chunk{Lane: header.lane, FirstSeq: header.first, Messages: header.messages, Peer: header.peer,
-				Bytes: r.records},
-			Written: time.Unix(0, int64(header.written)), Offset: at,
-		}, nil
 	}
+}
+
+// checked returns a chunk whose records match their checksum.
+func (r *Reader) checked(header *chunkHeader, records []byte, at int64) (*FileChunk, error) {
+	if wrong := header.checkRecords(records); wrong != nil {
+		// The writer wrote it so. The chunks behind it are independent of it.
+		return nil, r.scanner.damaged(at, wrong, r.at)
+	}
+	return &FileChunk{
+		Chunk: Chunk{Lane: header.lane, FirstSeq: header.first, Messages: header.messages, Peer: header.peer,
+			Bytes: records},
+		Written: time.Unix(0, int64(header.written)), Offset: at,
+	}, nil
 }
 
 // readRecords reads the records of the next chunk, and compares their checksum.
@@ -170,4 +189,9 @@ func dataBetween(file *os.File, at, end, enough int64) (found int64) {
 }
 
 // Close closes the file.
-func (r *Reader) Close() error { return r.close() }
+func (r *Reader) Close() error {
+	if r.decoder != nil {
+		r.decoder.Close()
+	}
+	return r.close()
+}

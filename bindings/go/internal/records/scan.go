@@ -94,10 +94,10 @@ func (s *scanner) chunk(at, end int64, isVerified func(*chunkHeader) bool) (chun
 	if wrong != nil {
 		return header, wrong, nil
 	}
-	if header.kind > kindLast && header.kind < kindOptional {
+	if header.kind > kindCompressed && header.kind < kindOptional {
 		return header, nil, fail.New(fail.ErrLaterVersion,
 			"the chunk at byte %d of %s is of kind %d, this program knows up to %d: use a pelton as new as its writer",
-			at, s.path, header.kind, kindLast)
+			at, s.path, header.kind, kindCompressed)
 	}
 	if !isVerified(&header) {
 		return header, nil, nil

@@ -306,7 +306,10 @@ impl Memfds {
                             self.refused.insert(link.inode, reason);
                         }
                         // Otherwise another process that has it comes next.
-                        Err(NotOpened { reason, .. }) if !tries.contains_key(&link.inode) => {
+                        // Not if its process has closed it, or has ended, meanwhile.
+                        Err(NotOpened { reason, .. })
+                            if !tries.contains_key(&link.inode) && std::fs::symlink_metadata(&link.path).is_ok() =>
+                        {
                             found.unreadable.push(unreadable(&link, holders, reason));
                         }
                         Err(_) => {}

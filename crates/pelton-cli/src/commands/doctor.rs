@@ -7,7 +7,7 @@ use crate::{
     output::{json, print},
 };
 use clap::Args;
-use pelton::observe::{Activity, Channel, Reading, State};
+use pelton::observe::{Activity, Channel, Kind, Reading, Side, State};
 use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create},
     process::{PidfdFlags, Resource, geteuid, getpid, getrlimit, pidfd_open},
@@ -374,6 +374,15 @@ fn channel(name: &str, args: &DoctorArgs) -> Result<(), Failure> {
         }
         let header = format!("{} ({})", name_of(channel), channel.kind.word());
         match found.is_empty() {
+            // It is not known whether one should be there: a sender of many that was killed has left no trace.
+            true if channel.state() == State::Idle && channel.kind != Kind::Service => {
+                let missing = match (channel.kind, is_absent(&channel.receiver)) {
+                    (Kind::Listener, _) => "nobody is connected",
+                    (_, true) => "there is no receiver",
+                    (_, false) => "there is no sender",
+                };
+                print(format!("{header}: nothing waits, and {missing}: start one if there should be\n"))?;
+            }
             true => print(format!("{header}: nothing is wrong\n"))?,
             false => print(found.iter().map(|problem| format!("{header}: {problem}\n")).collect::<String>())?,
         }
@@ -388,6 +397,10 @@ fn channel(name: &str, args: &DoctorArgs) -> Result<(), Failure> {
     }
 }
 
+fn is_absent(side: &Side) -> bool {
+    matches!(side.activity, Activity::Absent | Activity::Closed)
+}
+
 /// What is wrong with a channel, in sentences.
 fn diagnosis(channel: &Channel, before: &[Reading], time: Duration) -> Vec<String> {
     let mut found = Vec::new();
@@ -395,7 +408,7 @@ fn diagnosis(channel: &Channel, before: &[Reading], time: Duration) -> Vec<Strin
     let waits = match waiting {
         0 => "no message waits".to_owned(),
         1 => "1 message waits".to_owned(),
-        _ => format!("{} messages wait ({})", short(waiting), short_bytes(channel.waiting_bytes())),
+        _ => format!("{} messages wait ({} bytes)", short(waiting), short_bytes(channel.waiting_bytes())),
     };
     let receiver = side(&channel.receiver);
     let since = |side: &pelton::observe::Side| {

@@ -9,23 +9,28 @@ use crate::{
     failure::Failure,
     notify::{self, notify},
     observed::{Where, name_of},
-    output::print,
+    output::{json, print},
     signals::Signals,
 };
 use clap::{Args, ValueEnum};
-use pelton::observe::{Channel, FileIds, Found, Observer, Reading, State};
+use pelton::observe::{Channel, FileIds, Observer, Reading, State};
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric, text},
+    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
+use serde::Serialize;
+use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
     io::ErrorKind,
     net::{SocketAddr, TcpListener},
     time::Instant,
 };
+
+/// Begins each name.
+const PREFIX: &str = "pelton";
 
 /// Options of `pelton metrics`.
 #[derive(Args)]
@@ -44,6 +49,9 @@ pub struct MetricsArgs {
     channels_max: usize,
     #[command(flatten)]
     place: Where,
+    /// Print one JSON object instead of text; with --listen, one with the address
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
 }
 
 /// A text format.
@@ -58,7 +66,13 @@ pub enum Format {
 /// Runs `pelton metrics`.
 pub fn run(args: &MetricsArgs) -> Result<(), Failure> {
     let mut exporter = Exporter { observer: args.place.observer()?, totals: BTreeMap::new(), most: args.channels_max };
-    let Some(address) = args.listen else { return print(exporter.scrape(args.format)) };
+    let Some(address) = args.listen else {
+        if args.json {
+            let metrics: Vec<Value> = exporter.snapshot().metrics().iter().map(Metric::object).collect();
+            return print(json(&json!({ "metrics": metrics })));
+        }
+        return print(exporter.scrape(args.format));
+    };
     let signals = Signals::install()?;
     let listener = TcpListener::bind(address).map_err(|error| match error.kind() {
         ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable | ErrorKind::PermissionDenied => {
@@ -68,7 +82,8 @@ pub fn run(args: &MetricsArgs) -> Result<(), Failure> {
     })?;
     // The port too, if it was 0.
     let address = listener.local_addr().map_err(|error| Failure::system("the listening socket", error))?;
-    print(format!("http://{address}/metrics\n"))?;
+    let url = format!("http://{address}/metrics");
+    print(if args.json { json(&json!({ "url": url })) } else { url + "\n" })?;
     notify(notify::READY);
     http::serve(&listener, &signals, |format| exporter.scrape(format))
 }
@@ -187,11 +202,8 @@ struct Exporter {
 
 impl Exporter {
     fn scrape(&mut self, format: Format) -> String {
-        let began = Instant::now();
-        let found = self.observer.channels();
-        let mut snapshot = self.snapshot(&found);
-        snapshot.seconds = began.elapsed().as_secs_f64();
-        let mut registry = Registry::with_prefix("pelton");
+        let snapshot = self.snapshot();
+        let mut registry = Registry::with_prefix(PREFIX);
         registry.register_collector(Box::new(snapshot));
         let mut text = String::new();
         text::encode(&mut text, &registry).expect("a String takes any text");
@@ -201,7 +213,9 @@ impl Exporter {
         }
     }
 
-    fn snapshot(&mut self, found: &Found) -> Snapshot {
+    fn snapshot(&mut self) -> Snapshot {
+        let began = Instant::now();
+        let found = self.observer.channels();
         let mut channels: BTreeMap<Labels, Vec<&Channel>> = BTreeMap::new();
         let mut states = BTreeMap::from(State::ALL.map(|state| (state.words(), 0)));
         for channel in &found.channels {
@@ -238,7 +252,8 @@ impl Exporter {
             }
         });
         let series = series.collect();
-        Snapshot { states, series, omitted, unreadable: found.unreadable.len(), seconds: 0.0 }
+        let unreadable = found.unreadable.len();
+        Snapshot { states, series, omitted, unreadable, seconds: began.elapsed().as_secs_f64() }
     }
 }
 
@@ -266,37 +281,90 @@ struct Snapshot {
 }
 
 impl Series {
-    fn labels<'a>(&'a self, more: &'a [(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
-        [("channel", &*self.labels.0), ("kind", self.labels.1)].into_iter().chain(more.iter().copied()).collect()
+    fn labels(&self, more: Option<(&'static str, &'static str)>) -> Vec<(&'static str, &str)> {
+        [("channel", &*self.labels.0), ("kind", self.labels.1)].into_iter().chain(more).collect()
     }
 }
 
-impl Collector for Snapshot {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> std::fmt::Result {
-        let gauge = MetricType::Gauge;
-        let mut family = encoder.encode_descriptor("channels", "Channels and services by state", None, gauge)?;
-        for (state, count) in &self.states {
-            ConstGauge::new(*count).encode(family.encode_family(&[("state", *state)])?)?;
+/// A number of a sample. Whole ones are printed without a point.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(untagged)]
+enum Number {
+    Whole(u64),
+    Real(f64),
+}
+
+impl Number {
+    fn encode(self, is_counter: bool, encoder: MetricEncoder<'_>) -> std::fmt::Result {
+        match self {
+            Number::Whole(count) if is_counter => ConstCounter::new(count).encode(encoder),
+            Number::Whole(count) => ConstGauge::new(count).encode(encoder),
+            Number::Real(number) => ConstGauge::new(number).encode(encoder),
         }
-        for (name, help, value) in [
-            ("channels_omitted", "Channels above --channels-max, which have no series", self.omitted),
-            ("unreadable", "Processes, files and directories that could not be read: see pelton ls", self.unreadable),
-        ] {
-            ConstGauge::new(value as u64).encode(encoder.encode_descriptor(name, help, None, gauge)?)?;
-        }
-        let help = "Time that finding and reading the channels took";
-        let family = encoder.encode_descriptor("scrape_duration", help, Some(&Unit::Seconds), gauge)?;
-        ConstGauge::new(self.seconds).encode(family)?;
+    }
+}
+
+/// One number of a metric, with its labels.
+struct Sample<'a> {
+    labels: Vec<(&'static str, &'a str)>,
+    value: Number,
+}
+
+/// One metric, and its samples.
+struct Metric<'a> {
+    name: &'static str,
+    help: &'static str,
+    unit: Option<Unit>,
+    is_counter: bool,
+    samples: Vec<Sample<'a>>,
+}
+
+impl Metric<'_> {
+    /// The name of its samples, with prefix and unit.
+    fn full_name(&self) -> String {
+        let unit = self.unit.as_ref().map(|unit| format!("_{}", unit.as_str())).unwrap_or_default();
+        format!("{PREFIX}_{}{unit}{}", self.name, if self.is_counter { "_total" } else { "" })
+    }
+
+    fn object(&self) -> Value {
+        let samples = self.samples.iter().map(|Sample { labels, value }| {
+            let labels: BTreeMap<_, _> = labels.iter().copied().collect();
+            json!({ "labels": labels, "value": value })
+        });
+        let samples: Vec<Value> = samples.collect();
+        let kind = if self.is_counter { "counter" } else { "gauge" };
+        json!({ "name": self.full_name(), "type": kind, "help": self.help, "samples": samples })
+    }
+}
+
+impl Snapshot {
+    fn metrics(&self) -> Vec<Metric<'_>> {
+        let states = self.states.iter().map(|(state, count)| {
+            let labels = vec![("state", *state)];
+            Sample { labels, value: Number::Whole(*count) }
+        });
+        let one = |value| vec![Sample { labels: Vec::new(), value }];
+        let whole = |count: usize| one(Number::Whole(count as u64));
+        let gauge = |name, help, unit, samples| Metric { name, help, unit, is_counter: false, samples };
+        let unreadable = "Processes, files and directories that could not be read: see pelton ls";
+        let duration = "Time that finding and reading the channels took";
+        let mut metrics = vec![
+            gauge("channels", "Channels and services by state", None, states.collect()),
+            gauge("channels_omitted", "Channels above --channels-max, which have no series", None, whole(self.omitted)),
+            gauge("unreadable", unreadable, None, whole(self.unreadable)),
+            gauge("scrape_duration", duration, Some(Unit::Seconds), one(Number::Real(self.seconds))),
+        ];
         let mut first = 0;
         for Counter { name, help, unit, series } in &COUNTERS {
-            let mut family = encoder.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
+            let mut samples = Vec::new();
             for of in &self.series {
                 for (at, (side, _)) in series.iter().enumerate() {
-                    let label = [("side", *side)];
-                    let labels = of.labels(if side.is_empty() { &[] } else { &label });
-                    ConstCounter::new(of.counts[first + at]).encode(family.encode_family(&labels)?)?;
+                    let side = (!side.is_empty()).then_some(("side", *side));
+                    let value = Number::Whole(of.counts[first + at]);
+                    samples.push(Sample { labels: of.labels(side), value });
                 }
             }
+            metrics.push(Metric { name, help, unit: unit.clone(), is_counter: true, samples });
             first += series.len();
         }
         type Gauge = (&'static str, &'static str, Option<Unit>, fn(&Series) -> f64);
@@ -308,16 +376,29 @@ impl Collector for Snapshot {
             ("full", "How full the fullest lane is, 0 to 1", Some(Unit::Other("ratio".to_owned())), |of| of.full),
         ];
         for (name, help, unit, value) in gauges {
-            let mut family = encoder.encode_descriptor(name, help, unit.as_ref(), gauge)?;
-            for of in &self.series {
-                ConstGauge::new(value(of)).encode(family.encode_family(&of.labels(&[]))?)?;
-            }
+            let sample = |of| Sample { labels: Series::labels(of, None), value: Number::Real(value(of)) };
+            metrics.push(gauge(name, help, unit, self.series.iter().map(sample).collect()));
         }
-        let help = "1 for the state that the channel is in";
-        let mut family = encoder.encode_descriptor("channel_state", help, None, gauge)?;
-        for of in &self.series {
-            let state = [("state", of.state)];
-            ConstGauge::new(1u64).encode(family.encode_family(&of.labels(&state))?)?;
+        let states = self.series.iter().map(|of| {
+            let labels = of.labels(Some(("state", of.state)));
+            Sample { labels, value: Number::Whole(1) }
+        });
+        metrics.push(gauge("channel_state", "1 for the state that the channel is in", None, states.collect()));
+        metrics
+    }
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> std::fmt::Result {
+        for Metric { name, help, unit, is_counter, samples } in self.metrics() {
+            let kind = if is_counter { MetricType::Counter } else { MetricType::Gauge };
+            let mut metric = encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
+            match &samples[..] {
+                [Sample { labels, value }] if labels.is_empty() => value.encode(is_counter, metric)?,
+                samples => samples
+                    .iter()
+                    .try_for_each(|Sample { labels, value }| value.encode(is_counter, metric.encode_family(labels)?))?,
+            }
         }
         Ok(())
     }

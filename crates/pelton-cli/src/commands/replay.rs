@@ -12,6 +12,7 @@ use crate::{
     },
     failure::{Failure, print_stderr},
     progress::{self, Progress},
+    report::Lateness,
 };
 use clap::Args;
 use hdrhistogram::Histogram;
@@ -118,30 +119,50 @@ pub fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let mut damage = Damage::default();
     let mut lateness = Histogram::<u64>::new(3).expect("3 digits are valid");
     let sent = send_all("replay", &args.sender, |send_loop| {
-        let mut progress = Progress::after(progress::DELAY);
-        let mut round = 0;
-        while args.repeat == 0 || round < args.repeat {
-            round += 1;
-            damage = Damage::default();
-            let mut pass = Pass { args, to, send_loop, lateness: &mut lateness, start: None, skip: args.skip, sent: 0 };
-            for path in &args.files {
-                let mut reader = open(path)?;
-                if !pass.send_file(&mut reader, from, &mut damage, &mut progress)? {
-                    break;
-                }
-            }
-            if pass.sent == 0 {
-                break;
-            }
-        }
-        Ok(())
+        let done = send_files(args, from, to, send_loop, &mut damage, &mut lateness);
+        send_loop.lateness_ns = summary(&lateness);
+        done
     });
-    if !args.fast && !lateness.is_empty() {
-        let us = |quantile| lateness.value_at_quantile(quantile) as f64 / 1e3;
-        let (median, most, worst) = (us(0.5), us(0.99), us(1.0));
+    if let Some(Lateness { p50, p99, max }) = summary(&lateness) {
+        let us = |ns| ns as f64 / 1e3;
+        let (median, most, worst) = (us(p50), us(p99), us(max));
         print_stderr(format!("later than recorded: median {median:.1} µs, 99 % {most:.1} µs, most {worst:.1} µs"));
     }
     sent.and(damage.result())
+}
+
+/// `None` if no message was due at a time.
+fn summary(lateness: &Histogram<u64>) -> Option<Lateness> {
+    let at = |quantile| lateness.value_at_quantile(quantile);
+    (!lateness.is_empty()).then(|| Lateness { p50: at(0.5), p99: at(0.99), max: at(1.0) })
+}
+
+/// Makes all passes through the files.
+fn send_files(
+    args: &ReplayArgs,
+    from: Option<SystemTime>,
+    to: Option<SystemTime>,
+    send_loop: &mut SendLoop<'_>,
+    damage: &mut Damage,
+    lateness: &mut Histogram<u64>,
+) -> Result<(), StreamError> {
+    let mut progress = Progress::after(progress::DELAY);
+    let mut round = 0;
+    while args.repeat == 0 || round < args.repeat {
+        round += 1;
+        *damage = Damage::default();
+        let mut pass = Pass { args, to, send_loop, lateness, start: None, skip: args.skip, sent: 0 };
+        for path in &args.files {
+            let mut reader = open(path)?;
+            if !pass.send_file(&mut reader, from, damage, &mut progress)? {
+                break;
+            }
+        }
+        if pass.sent == 0 {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// One pass through the files.

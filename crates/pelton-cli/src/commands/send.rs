@@ -9,7 +9,7 @@ use crate::{
     failure::{Failure, print_stderr},
     frame::{Framing, Splitter},
     progress::{self, Progress},
-    report::Ended,
+    report::{Ended, Lateness},
     signals::{SLICE, Signals},
 };
 use clap::Args;
@@ -75,10 +75,11 @@ pub fn send_all(
     let directory_at_start = directory_id(&transport);
     let started = Instant::now();
     let keeps_messages = transport.keeps_messages();
+    let traffic = Traffic::default();
     let mut send_loop =
-        SendLoop { args, keeps_messages, sender, signals: &signals, traffic: Traffic::default(), all_sent: false };
+        SendLoop { args, keeps_messages, sender, signals: &signals, traffic, all_sent: false, lateness_ns: None };
     let mut done = stream(&mut send_loop).and_then(|()| send_loop.drain());
-    let SendLoop { mut sender, traffic, all_sent, .. } = send_loop;
+    let SendLoop { mut sender, traffic, all_sent, lateness_ns, .. } = send_loop;
     let mut unreleased = sender.unreleased();
     let counters = sender.counters();
     // After an error, the close may fail with the same one; the first has more detail.
@@ -118,8 +119,8 @@ pub fn send_all(
         }
     }
     if args.channel.json {
-        let report =
-            args.channel.report(command, &traffic, Ending { ended, result: &result, unreleased, seconds }, counters);
+        let end = Ending { ended, result: &result, unreleased, seconds, lateness_ns };
+        let report = args.channel.report(command, &traffic, end, counters);
         // A failed write has no other consequence.
         let _ = std::io::stdout().write_all(report.as_bytes());
     }
@@ -164,6 +165,8 @@ pub struct SendLoop<'a> {
     signals: &'a Signals,
     traffic: Traffic,
     all_sent: bool,
+    /// For the report.
+    pub lateness_ns: Option<Lateness>,
 }
 
 impl SendLoop<'_> {

@@ -168,6 +168,7 @@ struct Past {
     rates_of_lanes: Vec<Rates>,
     /// The mean delay of a message, in seconds, by what waited at the updates of this second or so.
     delay: Option<f64>,
+    delays_of_lanes: Vec<Option<f64>>,
     /// Messages per second, the last update at the end.
     history: VecDeque<u64>,
 }
@@ -189,8 +190,15 @@ impl Past {
             self.rates_of_lanes.push(rates);
         }
         self.sums.push_back((now, sums));
-        let waiting: u64 = self.sums.iter().flat_map(|(_, sums)| sums).map(|sums| sums.waiting).sum();
-        self.delay = mean_delay(waiting as f64 / self.sums.len() as f64, self.rates.messages);
+        let updates = self.sums.len() as f64;
+        let waiting = |number: usize| {
+            let sums = self.sums.iter().filter_map(|(_, sums)| sums.get(number));
+            sums.map(|sums| sums.waiting).sum::<u64>() as f64 / updates
+        };
+        let waiting: Vec<f64> = (0..self.rates_of_lanes.len()).map(waiting).collect();
+        self.delay = mean_delay(waiting.iter().sum(), self.rates.messages);
+        let of_lanes = waiting.iter().zip(&self.rates_of_lanes);
+        self.delays_of_lanes = of_lanes.map(|(waiting, rates)| mean_delay(*waiting, rates.messages)).collect();
         self.history.push_back(self.rates.messages.round() as u64);
         if self.history.len() > HISTORY_MAX {
             self.history.pop_front();
@@ -211,12 +219,13 @@ enum Sort {
     Rate,
     Bytes,
     Waits,
+    Delay,
     Full,
     State,
 }
 
 impl Sort {
-    const ALL: [Sort; 6] = [Sort::Name, Sort::Rate, Sort::Bytes, Sort::Waits, Sort::Full, Sort::State];
+    const ALL: [Sort; 7] = [Sort::Name, Sort::Rate, Sort::Bytes, Sort::Waits, Sort::Delay, Sort::Full, Sort::State];
 
     fn word(self) -> &'static str {
         match self {
@@ -224,6 +233,7 @@ impl Sort {
             Sort::Rate => "messages/s",
             Sort::Bytes => "bytes/s",
             Sort::Waits => "waiting",
+            Sort::Delay => "delay",
             Sort::Full => "full",
             Sort::State => "state",
         }
@@ -320,6 +330,11 @@ impl Top {
                 Sort::Rate => of_second.messages.total_cmp(&of_first.messages),
                 Sort::Bytes => of_second.bytes.total_cmp(&of_first.bytes),
                 Sort::Waits => second.waiting_messages().cmp(&first.waiting_messages()),
+                // Unknown ones, which receive nothing, at the end.
+                Sort::Delay => {
+                    let of = |past: &Past| past.delay.unwrap_or(-1.0);
+                    of(&other.past).total_cmp(&of(&one.past))
+                }
                 Sort::Full => percent(second).cmp(&percent(first)),
                 Sort::State => (first.state() == State::Ok, first.state().words())
                     .cmp(&(second.state() == State::Ok, second.state().words())),
@@ -397,8 +412,63 @@ impl Top {
             let mut object = json_of(&shown.channel);
             object["per_second"] = json!({ "messages": messages, "bytes": bytes, "sleeps": sleeps, "wakes": wakes });
             object["mean_delay_seconds"] = shown.past.delay.into();
+            for (at, delay) in shown.past.delays_of_lanes.iter().enumerate() {
+                object["lanes"][at]["mean_delay_seconds"] = (*delay).into();
+            }
             object
         };
         json!({ "channels": self.channels.iter().map(channel).collect::<Vec<_>>() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A channel of one lane with messages that wait, and what reads it.
+    fn channel(directory: &std::path::Path, messages: usize) -> (Channel, pelton::Receiver) {
+        let mut sender = pelton::Options::new().capacity(1 << 16).create_sender(directory).unwrap();
+        (0..messages).for_each(|_| sender.send(b"x").unwrap());
+        let receiver = pelton::Options::new().create_receiver(directory).unwrap();
+        let mut observer = Observer::new();
+        observer.add_directory(directory);
+        let name = format!("path:{}", directory.display());
+        let found = observer.channels().channels.into_iter().find(|channel| channel.name == name);
+        (found.unwrap(), receiver)
+    }
+
+    #[test]
+    fn the_delay_is_what_waited_divided_by_what_is_received_per_second() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut channel, mut receiver) = channel(&directory.path().join("queue"), 10);
+        let (mut past, start) = (Past::default(), Instant::now());
+        past.update(start, &channel);
+        assert_eq!((past.delay, &past.delays_of_lanes[..]), (None, &[None][..]));
+        (0..5).for_each(|_| drop(receiver.receive().unwrap()));
+        channel.lanes[0].reading = channel.lanes[0].read().unwrap();
+        past.update(start + RATE_TIME, &channel);
+        // 10 messages waited, and then 5; 5 were received in this second.
+        assert_eq!((past.delay, &past.delays_of_lanes[..]), (Some(1.5), &[Some(1.5)][..]));
+        assert_eq!(past.rates.messages, 5.0);
+    }
+
+    #[test]
+    fn channels_that_receive_nothing_are_the_last_by_delay() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut top = Top::new(Observer::new());
+        for (name, delay) in [("a", None), ("b", Some(0.001)), ("c", Some(2.0)), ("d", None), ("e", Some(0.0))] {
+            let (channel, _receiver) = channel(&directory.path().join(name), 1);
+            top.channels.push(Shown { channel, past: Past { delay, ..Past::default() } });
+        }
+        top.press(KeyCode::Char('>'));
+        while top.sort != Sort::Delay {
+            top.press(KeyCode::Char('>'));
+        }
+        let order = |top: &Top| -> String {
+            top.listed().iter().map(|shown| shown.channel.name.chars().last().unwrap()).collect()
+        };
+        assert_eq!(order(&top), "cbead");
+        top.press(KeyCode::Char('I'));
+        assert_eq!(order(&top), "adebc");
     }
 }

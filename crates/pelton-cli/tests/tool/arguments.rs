@@ -1,7 +1,6 @@
 //! Invalid arguments, and the help texts.
 
 use crate::test_dirs;
-use std::os::unix::fs::PermissionsExt as _;
 
 #[test]
 fn invalid_arguments_are_refused_with_2() {
@@ -73,9 +72,15 @@ fn the_help_of_each_command_has_its_own_exit_codes() {
 #[test]
 fn bridge_executes_the_program_beside_it_or_on_the_path() {
     let here = tempfile::tempdir().unwrap();
+    // A child writes the programs. If this process did, a child that another test forks meanwhile would have them open
+    // for writing, and they could not be executed.
+    let shell = |script: &str, argument: &str| {
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", script, argument]).current_dir(here.path());
+        assert!(command.status().unwrap().success(), "{script}");
+    };
+    shell("mkdir bin && cp \"$0\" bin/pelton", env!("CARGO_BIN_EXE_pelton"));
     let own = here.path().join("bin/pelton");
-    std::fs::create_dir_all(own.parent().unwrap()).unwrap();
-    std::fs::copy(env!("CARGO_BIN_EXE_pelton"), &own).unwrap();
     let run = || {
         let mut command = std::process::Command::new(&own);
         command.args(["bridge", "out", "--help", "x"]).env("PATH", here.path());
@@ -85,9 +90,7 @@ fn bridge_executes_the_program_beside_it_or_on_the_path() {
     assert_eq!(missing.status.code(), Some(5));
     assert!(String::from_utf8_lossy(&missing.stderr).contains("there is no `pelton-bridge`"), "{missing:?}");
     for place in ["pelton-bridge", "bin/pelton-bridge"] {
-        let program = here.path().join(place);
-        std::fs::write(&program, format!("#!/bin/sh\necho {place} \"$@\"\n")).unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        shell("printf '#!/bin/sh\\necho %s \"$@\"\\n' \"$0\" > \"$0\" && chmod 755 \"$0\"", place);
         assert_eq!(String::from_utf8_lossy(&run().stdout), format!("{place} out --help x\n"));
     }
 }

@@ -2,7 +2,7 @@
 //! Other tests have channels at the same time, so each has names of its own.
 
 use crate::test_dirs;
-use pelton_testkit::{Process, ProgramDirs, eventually};
+use pelton_testkit::{Process, ProgramDirs, eventually, json};
 use rustix::process::Signal;
 use std::{
     collections::BTreeSet,
@@ -79,6 +79,19 @@ fn the_numbers_of_each_channel_are_printed_in_both_formats() {
     assert!(text.ends_with("# EOF\n"), "{text}");
     let text = printed(&dirs, &["--format", "text"]);
     assert!(text.contains("# TYPE pelton_sent_messages_total counter\n") && !text.contains("# EOF"), "{text}");
+    let object = json(&dirs.run(&["metrics", "--root", ".", "--json"]));
+    let value = |name: &str, channel: &str| {
+        let metric = object["metrics"].as_array().unwrap().iter().find(|metric| metric["name"] == name).unwrap();
+        let mut samples = metric["samples"].as_array().unwrap().iter();
+        let sample = samples.find(|sample| sample["labels"]["channel"].as_str().unwrap().ends_with(channel));
+        (metric["type"].clone(), sample.unwrap()["value"].clone())
+    };
+    let name = "/a \"quoted\" \\ name";
+    assert_eq!(value("pelton_sent_bytes_total", name), ("counter".into(), 6.into()), "{object}");
+    assert_eq!(value("pelton_waiting_messages", name), ("gauge".into(), 2.0.into()), "{object}");
+    // Both have the same metrics.
+    let described = |text: &str| text.matches("# TYPE ").count();
+    assert_eq!(object["metrics"].as_array().unwrap().len(), described(&text), "{object}");
     if has("promtool") {
         let mut promtool = Command::new("promtool");
         promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -113,8 +126,14 @@ fn a_server_answers_clients_side_by_side_until_a_signal() {
     assert!(get(&address, "GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
     // The address is taken.
     dirs.run(&["metrics", "--listen", &address]).assert(3, &["choose another address"]);
-    server.signal(Signal::TERM);
-    server.wait().assert(143, &[]);
+    let json = dirs.start(&["metrics", "--listen", "127.0.0.1:0", "--json"]);
+    let line: serde_json::Value = serde_json::from_str(&json.line()).unwrap();
+    let other = line["url"].as_str().and_then(|url| url.strip_prefix("http://")?.strip_suffix("/metrics")).unwrap();
+    assert!(get(other, request).contains(&format!("{sent}2\n")));
+    for server in [server, json] {
+        server.signal(Signal::TERM);
+        server.wait().assert(143, &[]);
+    }
 }
 
 #[test]
@@ -131,6 +150,36 @@ fn prometheus_scrapes_it_and_its_rules_and_dashboard_use_what_is_there() {
         let used = names(&text);
         assert!(used.len() > 5 && used.is_subset(&there), "{file} uses {:?}", used.difference(&there));
     }
+    // Labels: the exported ones, and those that Prometheus adds.
+    let object = json(&dirs.run(&["metrics", "--root", ".", "--json"]));
+    let samples = object["metrics"].as_array().unwrap().iter().flat_map(|metric| metric["samples"].as_array().unwrap());
+    let mut labels: BTreeSet<&str> =
+        samples.flat_map(|sample| sample["labels"].as_object().unwrap().keys()).map(String::as_str).collect();
+    assert_eq!(labels, BTreeSet::from(["channel", "kind", "side", "state"]), "{object}");
+    labels.extend(["instance", "job"]);
+    let places = [
+        r"(?:by|on) \(([^)]*)\)",
+        r"(\w+)(?:=~|!~|!=|=)\\?[\x22]",
+        r"\{\{ ?(?:\$labels\.)?(\w+) ?\}\}",
+        r"label_values\(\w+, (\w+)\)",
+    ];
+    let mut of_place = [0; 4];
+    for file in ["pelton.rules.yml", "pelton.dashboard.json"] {
+        let text = std::fs::read_to_string(format!("{METRICS}{file}")).unwrap();
+        for (place, count) in places.iter().zip(&mut of_place) {
+            for found in regex::Regex::new(place).unwrap().captures_iter(&text) {
+                for label in found[1].split(", ") {
+                    assert!(
+                        labels.contains(label),
+                        "{file} uses the label {label}, which is not exported: {}",
+                        &found[0]
+                    );
+                    *count += 1;
+                }
+            }
+        }
+    }
+    assert!(of_place.iter().all(|count| *count > 1), "labels found by each of the places: {of_place:?}");
     let text = std::fs::read_to_string(format!("{METRICS}pelton.dashboard.json")).unwrap();
     let dashboard: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert!(dashboard["panels"].as_array().unwrap().len() >= 8);

@@ -184,13 +184,33 @@ fn doctor_says_what_is_wrong_with_a_channel() {
     sick.assert(1, &["problem"]);
     let text = String::from_utf8(sick.stdout).unwrap();
     assert!(text.contains(&format!("receiver {} pelton is stopped", receiver.pid())), "{text}");
-    assert!(text.contains("2 messages wait"), "{text}");
+    assert!(text.contains("2 messages wait (32 bytes)"), "{text}");
     sender.signal(Signal::KILL);
     let _ = sender.wait();
     let sick = dirs.run(&["doctor", "--channel", "sick", "--json"]);
     let found: Value = serde_json::from_slice(&sick.stdout).unwrap();
     assert_eq!(found["channels"][0]["problems"].as_array().unwrap().len(), 2, "{found}");
     dirs.run(&["doctor", "--channel", "missing"]).assert(3, &[]);
+}
+
+#[test]
+fn doctor_says_which_side_an_idle_channel_lacks() {
+    let dirs = test_dirs();
+    let idle = |name: &str| {
+        eventually("it is idle", || listed(&dirs, name).is_some_and(|found| found["state"] == "idle"));
+        let ended = dirs.run(&["doctor", "--channel", name]);
+        ended.assert(0, &[]);
+        String::from_utf8(ended.stdout).unwrap()
+    };
+    // Of a sender of many that was killed nothing is left.
+    let receiver = dirs.start(&["recv", "--follow", "left"]);
+    let mut sender = dirs.start(&["send", "left"]);
+    sender.write(b"hello\n");
+    assert_eq!(receiver.line(), "hello");
+    sender.kill();
+    assert!(idle("left").contains("nothing waits, and there is no sender: start one"));
+    let _listens = dirs.start(&["recv", "unmet"]);
+    assert!(idle("unmet").contains("nothing waits, and nobody is connected"));
 }
 
 #[test]
@@ -289,13 +309,24 @@ impl Drop for Tmux<'_> {
 #[test]
 fn top_shows_channels_on_80_columns_and_follows_its_keys() {
     let dirs = test_dirs();
-    let (first, second) = (channel(&dirs, "screen-one"), channel(&dirs, "screen-two"));
+    let (first, mut second) = (channel(&dirs, "screen-one"), channel(&dirs, "screen-two"));
     first.1.signal(Signal::STOP);
     let Some(tmux) = Tmux::start(&dirs, "exec", "top") else { return };
-    let screen = tmux.wait_for(&["NAME", "MSG/S", "STATE", "F10 Quit", "screen-one", "screen-two"]);
+    let screen = tmux.wait_for(&["NAME", "MSG/S", " DELAY FULL", "STATE", "F10 Quit", "screen-one", "screen-two"]);
     assert!(screen.lines().all(|line| line.chars().count() <= 80), "{screen}");
     let line = screen.lines().find(|line| line.starts_with("screen-one")).unwrap();
     assert!(line.contains("connect") && line.trim_end().ends_with("receiver stopped"), "{line}");
+    // The delay of one that receives, in its column of 80; the other receives nothing.
+    let mut screen = String::new();
+    eventually("the delay is shown", || {
+        second.0.write(b"again\n");
+        assert_eq!(second.1.line(), "again");
+        screen = tmux.screen();
+        let line = |name: &str| screen.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+        let at = line("NAME").find(" DELAY FULL").expect("the column of the delay");
+        let cell = |name: &str| line(name).get(at..at + " DELAY".len()).unwrap_or_default();
+        cell("screen-one") == "     -" && ["ns", "us", "ms"].iter().any(|unit| cell("screen-two").ends_with(unit))
+    });
     // Without colour there is none, only what shows the cursor.
     let escaped = tmux.run(&["capture-pane", "-p", "-e"]);
     assert!(["31", "33"].iter().all(|colour| !escaped.contains(&format!("\x1b[{colour}m"))), "{escaped:?}");
@@ -339,6 +370,8 @@ fn top_shows_channels_on_80_columns_and_follows_its_keys() {
     tmux.keys(&["Z", ">"]);
     let screen = tmux.wait_for(&["by bytes/s"]);
     assert!(!screen.contains("PAUSED"), "{screen}");
+    tmux.keys(&[">", ">"]);
+    tmux.wait_for(&["by delay"]);
     tmux.keys(&["h"]);
     tmux.wait_for(&["Nothing of a channel changes"]);
     let pid = tmux.pid();

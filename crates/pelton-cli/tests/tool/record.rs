@@ -100,6 +100,11 @@ fn messages_have_times_of_arrival_and_a_replay_keeps_their_distances() {
         let least = Duration::from_nanos(times[3] - times[0]).mul_f64(factor);
         assert!(began.elapsed() >= least, "{:?} of at least {least:?}", began.elapsed());
     }
+    let ended = dirs.run(&["replay", "--json", "--speed", "1000", "file", &channel(&dirs, "paced")]);
+    let object: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
+    assert_eq!((&object["command"], &object["messages"]), (&"replay".into(), &4.into()), "{object}");
+    let late = &object["lateness_ns"];
+    assert!(late["p50"].as_u64() <= late["max"].as_u64() && late["p99"].is_u64(), "{object}");
     let at = |time: u64| format!("@{}.{:09}", time / 1_000_000_000, time % 1_000_000_000);
     assert_eq!(replayed(&dirs, &["--fast", "--from", &at(times[1]), "--to", &at(times[3]), "file"]), "two\nthree\n");
     let after = at(times[2] - times[0]).replace('@', "");

@@ -72,7 +72,11 @@ fn reads(path: &Path, wanted: &Value) -> Value {
         found.push(match reader.next_chunk() {
             Ok(Some(chunk)) => {
                 let chunks = wanted["chunks"].as_array().unwrap();
-                let at = chunks.iter().position(|wanted| number(&wanted["offset"]) == chunk.offset()).unwrap();
+                // Chunks of one frame have its offset.
+                let is_it = |wanted: &Value| {
+                    number(&wanted["offset"]) == chunk.offset() && lane(&wanted["lane"]) == chunk.lane()
+                };
+                let at = chunks.iter().position(is_it).unwrap();
                 let wanted = &chunks[at];
                 assert_eq!((chunk.lane(), chunk.peer()), (lane(&wanted["lane"]), peer(wanted)));
                 let since = chunk.written_at().duration_since(SystemTime::UNIX_EPOCH).unwrap();
@@ -130,6 +134,9 @@ fn the_vectors_are_written_and_read() {
     for vector in vectors["files"].as_array().unwrap() {
         let (name, all) = (vector["name"].as_str().unwrap(), bytes(&vector["hex"]));
         println!("{name}");
+        if name.starts_with("compressed: ") && cfg!(not(feature = "zstd")) {
+            continue;
+        }
         let header = &vector["header"];
         if !header.is_null() {
             let [created, number, id] = ["created", "number", "id"].map(|field| number(&header[field]));

@@ -26,17 +26,18 @@ const NAME_MIN: u16 = 12;
 struct Column(&'static str, u16);
 
 /// Their order, and the order in which a narrow window leaves them out. The name and the state always stay.
-const COLUMNS: [Column; 8] = [
+const COLUMNS: [Column; 9] = [
     Column("KIND", 8),
     Column("MSG/S", 5),
     Column("   B/S", 6),
     Column("WAITS", 5),
+    Column(" DELAY", 6),
     Column("FULL", BAR as u16 + 4),
     Column("SLP/S", 5),
     Column("WAK/S", 5),
     Column("STATE", 16),
 ];
-const LEFT_OUT: [usize; 7] = [5, 6, 2, 0, 4, 3, 1];
+const LEFT_OUT: [usize; 8] = [6, 7, 2, 4, 0, 5, 3, 1];
 
 /// Which columns fit `width` beside the name, and how many characters they leave for it.
 fn fitting(width: u16, first: Option<usize>) -> ([bool; COLUMNS.len()], u16) {
@@ -59,10 +60,10 @@ fn fitting(width: u16, first: Option<usize>) -> ([bool; COLUMNS.len()], u16) {
 const HELP: [&str; 18] = [
     "MSG/S, B/S   messages and bytes that the receiver releases per second",
     "WAITS        messages that are sent and not released",
+    "DELAY        mean time from sending to release, by Little's law: what waited at the",
+    "             updates of the last second, divided by what is received per second; -: none is",
     "FULL         the fullest lane, as a bar and in percent",
     "SLP/S WAK/S  sleeps of both sides, and rings that wake the other, per second",
-    "waits about  mean time from sending to release, by Little's law: what waited at the",
-    "             updates of the last second, divided by what is received per second",
     "",
     "Up Down PgUp PgDn Home End j k   move the cursor",
     "Enter        open the channel: its lanes and its history; Esc closes it",
@@ -139,6 +140,7 @@ fn draw_list(top: &Top, frame: &mut Frame<'_>, area: Rect) {
             right(rate(rates.messages)),
             right(short_bytes(rates.bytes as u64)),
             right(short(channel.waiting_messages())),
+            right(delay(past.delay)),
             Line::raw(bar(percent(channel))),
             right(rate(rates.sleeps)),
             right(rate(rates.wakes)),
@@ -223,6 +225,7 @@ fn draw_channel(top: &Top, Shown { channel, past }: &Shown, frame: &mut Frame<'_
             right(rate(rates.messages)),
             right(short_bytes(rates.bytes as u64)),
             right(short(lane.reading.waiting_messages)),
+            right(delay(past.delays_of_lanes.get(lane.number as usize).copied().flatten())),
             Line::raw(bar(percent_of(&lane.reading))),
             right(rate(rates.sleeps)),
             right(rate(rates.wakes)),
@@ -231,6 +234,10 @@ fn draw_channel(top: &Top, Shown { channel, past }: &Shown, frame: &mut Frame<'_
         (Line::raw(format!("{:>4} {}", lane.number, side(&lane.sender))), cells)
     });
     frame.render_widget(table("LANE SENDER", width, shown, rows), lanes);
+}
+
+fn delay(seconds: Option<f64>) -> String {
+    seconds.map_or("-".to_owned(), short_delay)
 }
 
 fn right(text: String) -> Line<'static> {
@@ -263,8 +270,9 @@ mod tests {
             let heads = COLUMNS.iter().zip(shown).filter(|(_, shown)| *shown).map(|(Column(head, _), _)| head.trim());
             (heads.collect::<Vec<_>>(), left)
         };
-        assert_eq!(heads(80).0.len(), COLUMNS.len(), "80 columns are enough for all");
-        assert_eq!(heads(70).0, ["KIND", "MSG/S", "B/S", "WAITS", "FULL", "STATE"]);
+        assert_eq!(heads(87).0.len(), COLUMNS.len(), "87 columns are enough for all");
+        assert_eq!(heads(80), (vec!["KIND", "MSG/S", "B/S", "WAITS", "DELAY", "FULL", "STATE"], 17));
+        assert_eq!(heads(70).0, ["KIND", "MSG/S", "WAITS", "DELAY", "FULL", "STATE"]);
         assert_eq!(heads(52).0, ["MSG/S", "WAITS", "FULL", "STATE"]);
         assert_eq!(heads(29), (vec!["STATE"], 12));
         // Never wider than the window.
