@@ -372,8 +372,8 @@ export interface RecordOptions {
 
 /**
  * Messages appended to a file, which {@link RecordReader}, `pelton cat` and the other languages read. A message is in a
- * buffer of this process at first, which is written when it is full, and at intervals, by a thread. Written, it survives
- * the process, also one that is killed; a failure of the machine only after `sync`.
+ * buffer of this process at first. It is written when it is full, and at intervals, by a thread. Then the message
+ * survives the process, also one that is killed; a failure of the machine only after `sync`.
  *
  * @example
  * const file = await RecordFile.open('events.records');
