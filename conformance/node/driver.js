@@ -54,9 +54,9 @@ class Driver {
     if (this.messages !== this.count) throw new Mismatch(`found ${this.messages} messages, expected ${this.count}`);
   }
 
-  report() {
+  report(rest = '') {
     const checksum = this.checksum.toString(16).padStart(8, '0');
-    fs.writeSync(1, `ok ${this.verb} ${this.messages} messages ${this.bytes} bytes checksum ${checksum}\n`);
+    fs.writeSync(1, `ok ${this.verb} ${this.messages} messages ${this.bytes} bytes checksum ${checksum}${rest}\n`);
   }
 
   die() {
@@ -155,6 +155,38 @@ class Driver {
     });
   }
 
+  async 'write-records'() {
+    const file = await pelton.RecordFile.open(this.name);
+    for (let i = 0; i < this.count; i += 1) {
+      await file.append(this.message(i));
+      this.add(this.message(i));
+    }
+    await file.close();
+  }
+
+  /** Reads the file to its end. Returns the rest of the report. */
+  async 'read-records'() {
+    let damaged = 0;
+    let reader;
+    try {
+      reader = await pelton.RecordReader.open(this.name);
+    } catch (error) {
+      if (error.code === 'not_a_record_file') return ` damaged ${damaged} refused`;
+      throw error;
+    }
+    for (;;) {
+      try {
+        for await (const message of reader) this.add(message);
+        return ` damaged ${damaged} end`;
+      } catch (error) {
+        if (error.code === 'not_a_record_file') return ` damaged ${damaged} later`;
+        if (error.code !== 'damaged') throw error;
+        if (error.nextOffset === null) return ` damaged ${damaged} torn`;
+        damaged += 1;
+      }
+    }
+  }
+
   /** Serves until the count is reached, and every client has its replies. */
   async #serveBy(reply) {
     const service = pelton.Service.listen(this.name);
@@ -204,21 +236,26 @@ function unsupported(text) {
 }
 
 const THEN = { send: ['close', 'die', 'resume'], recv: ['close', 'died', 'die', 'rest'] };
-const VERBS = ['send', 'recv', 'gather', 'call', 'serve', 'stream', 'serve-stream'];
+const RECORDS = ['write-records', 'read-records'];
+const VERBS = ['send', 'recv', 'gather', 'call', 'serve', 'stream', 'serve-stream', ...RECORDS];
 
 async function main([verb, name, count, sizes, then, ...more]) {
   if (verb === 'vectors') unsupported('vectors: cargo test replays the vectors, with the crates that this binding uses');
-  if (verb === 'write-records' || verb === 'read-records') unsupported(`${verb}: Node has no record files yet`);
   if (!VERBS.includes(verb)) fail(`\`${verb}\` is no command: ../README.md`, 2);
   if (then !== undefined && !THEN[verb]?.includes(then)) fail(`\`${then}\` is no THEN of ${verb}`, 2);
-  if (name?.startsWith('path:') && THEN[verb] === undefined) unsupported(`${verb} path: a path channel is for messages`);
+  if (name?.startsWith('path:') && THEN[verb] === undefined && !RECORDS.includes(verb)) {
+    unsupported(`${verb} path: a path channel is for messages`);
+  }
+  if (verb === 'read-records') {
+    if (name === undefined || count !== undefined) fail('wanted read-records FILE', 2);
+    [count, sizes] = ['0', '0'];
+  }
   const numbers = /^\d+(,\d+)*$/;
   if (!/^\d+$/.test(count) || !numbers.test(sizes) || more.length > 0) {
     fail(`wanted ${verb} NAME COUNT SIZES [THEN]`, 2);
   }
   const driver = new Driver(verb, name, Number(count), sizes.split(',').map(Number), then ?? 'close');
-  await driver[verb]();
-  driver.report();
+  driver.report(await driver[verb]());
 }
 
 main(process.argv.slice(2)).then(() => process.exit(0), (error) => {

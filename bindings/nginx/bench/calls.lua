@@ -20,9 +20,14 @@ local function requests(size)
     return all
 end
 
--- The service in C or Python where the system's name says so, else the one in Go.
-local services = {["pelton-c"] = "/service-c", ["pelton-py"] = "/service-py", ["pelton-aio"] = "/service-aio"}
-local sockets = {["cosocket-py"] = "/socket-py", ["cosocket-aio"] = "/socket-aio"}
+-- The service in C, Python or Node where the system's name says so, else the one in Go.
+local services = {
+    ["pelton-c"] = "/service-c", ["pelton-py"] = "/service-py", ["pelton-aio"] = "/service-aio",
+    ["pelton-node"] = "/service-node",
+}
+local sockets = {
+    ["cosocket-py"] = "/socket-py", ["cosocket-aio"] = "/socket-aio", ["cosocket-node"] = "/socket-node",
+}
 
 local function by_pelton(system)
     local svc = require("resty.pelton").connect("unix:" .. place .. (services[system] or "/service"))
@@ -104,7 +109,8 @@ end
 
 local ways = {
     pelton = by_pelton, ["pelton-c"] = by_pelton, ["pelton-go"] = by_pelton, ["pelton-py"] = by_pelton,
-    ["pelton-aio"] = by_pelton, cosocket = by_cosocket, ["cosocket-py"] = by_cosocket, ["cosocket-aio"] = by_cosocket,
+    ["pelton-aio"] = by_pelton, ["pelton-node"] = by_pelton, cosocket = by_cosocket, ["cosocket-py"] = by_cosocket,
+    ["cosocket-aio"] = by_cosocket, ["cosocket-node"] = by_cosocket,
     ["queue-c"] = by_queue, ["queue-go"] = by_queue
 }
 

@@ -14,35 +14,13 @@ const path = require('node:path');
 const { monitorEventLoopDelay } = require('node:perf_hooks');
 const { Worker, isMainThread, parentPort, workerData } = require('node:worker_threads');
 
+const { receiveFrames, sendFrame } = require('./frames.js');
 const pelton = require(process.env.PELTON_PACKAGE ?? '..');
 
 const SIZE = 256;
 const TRIPS = 5000;
 const COUNTS = { 'pelton': 300_000, 'pelton-many': 1_000_000, 'child-process': 30_000, 'worker': 100_000,
   'unix-socket': 100_000 };
-
-/** Frames of a socket: a length of 4 bytes, and as many bytes. */
-function frames(socket, take) {
-  let rest = Buffer.alloc(0);
-  socket.on('data', (chunk) => {
-    rest = rest.length === 0 ? chunk : Buffer.concat([rest, chunk]);
-    let at = 0;
-    while (rest.length - at >= 4) {
-      const end = at + 4 + rest.readUInt32LE(at);
-      if (end > rest.length) break;
-      take(rest.subarray(at + 4, end));
-      at = end;
-    }
-    rest = rest.subarray(at);
-  });
-}
-
-async function writeFrame(socket, message) {
-  const frame = Buffer.allocUnsafe(4 + message.length);
-  frame.writeUInt32LE(message.length);
-  frame.set(message, 4);
-  if (!socket.write(frame)) await once(socket, 'drain');
-}
 
 /** The peer, in another process or thread: sends COUNT messages, or echoes until its parent has ended. */
 async function peer({ system, kind, name, count }) {
@@ -66,8 +44,8 @@ async function peer({ system, kind, name, count }) {
     case 'unix-socket': {
       const socket = net.connect(name);
       await once(socket, 'connect');
-      if (isStream) for (let i = 0; i < count; i += 1) await writeFrame(socket, message);
-      else frames(socket, (found) => void writeFrame(socket, found));
+      if (isStream) for (let i = 0; i < count; i += 1) await sendFrame(socket, message);
+      else receiveFrames(socket, (found) => void sendFrame(socket, found));
       if (isStream) socket.end();
       break;
     }
@@ -141,9 +119,9 @@ async function run(system, kind, directory, round) {
     back.close();
   } else if (system === 'unix-socket') {
     const server = net.createServer((socket) => {
-      frames(socket, take);
+      receiveFrames(socket, take);
       if (kind === 'trip') {
-        again = () => void writeFrame(socket, message);
+        again = () => void sendFrame(socket, message);
         again();
       }
     }).listen(name);

@@ -19,6 +19,8 @@ const net = require('node:net');
 const readline = require('node:readline');
 const { Worker, isMainThread, parentPort, workerData } = require('node:worker_threads');
 
+const { receiveFrames, sendFrame } = require('./frames.js');
+
 const WARM_UP = 16;
 const LIMIT = { timeout: 10_000 };
 
@@ -106,31 +108,12 @@ class Inbox {
   }
 }
 
-/** Both directions of a socket: a length of four bytes, and as many bytes. */
+/** Both directions of a socket. */
 function framed(socket) {
   const inbox = new Inbox();
-  let rest = Buffer.alloc(0);
-  socket.on('data', (chunk) => {
-    rest = rest.length === 0 ? chunk : Buffer.concat([rest, chunk]);
-    let at = 0;
-    while (rest.length - at >= 4) {
-      const end = at + 4 + rest.readUInt32LE(at);
-      if (end > rest.length) break;
-      inbox.put(rest.subarray(at + 4, end));
-      at = end;
-    }
-    rest = rest.subarray(at);
-  });
+  receiveFrames(socket, (message) => inbox.put(message));
   return {
-    send(message) {
-      const head = Buffer.allocUnsafe(4);
-      head.writeUInt32LE(message.length);
-      socket.cork();
-      socket.write(head);
-      const isFree = socket.write(message);
-      socket.uncork();
-      return isFree ? undefined : once(socket, 'drain');
-    },
+    send: (message) => sendFrame(socket, message),
     receive: () => inbox.take(),
     close: () => socket.end(),
   };

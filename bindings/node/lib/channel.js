@@ -1,27 +1,13 @@
 'use strict';
 // Senders, receivers, and what makes them.
 
-const { markAsUntransferable } = require('node:worker_threads');
-
 const native = require('./native.js');
 const { checkCount, checkData, checkName, checkOptions, checkWait } = require('./check.js');
+const { Copies } = require('./copies.js');
 const { closedHandle, invalidType, timedOut, transferred } = require('./errors.js');
 const { Message } = require('./message.js');
 const { readable, writable } = require('./streams.js');
 const { Waits, opened } = require('./waits.js');
-
-/** Copies of small messages share memory, as Node's own small Buffers do. A larger one has its own. */
-const SLAB = 64 << 10;
-const SHARED_MAX = SLAB / 4;
-let slab = newSlab();
-let used = 0;
-
-function newSlab() {
-  const made = Buffer.allocUnsafeSlow(SLAB);
-  // The transfer of one message would take the others along.
-  markAsUntransferable(made.buffer);
-  return made;
-}
 
 /** How many messages are copied by one call of the addon. */
 const AHEAD = 1024;
@@ -195,14 +181,9 @@ class Sender extends Endpoint {
 }
 
 class Receiver extends Endpoint {
-  #read;
   #release;
-  // The copies that one call has made: their sizes, where they are, the next one, and their number.
-  #sizes;
-  #memory;
-  #offset = 0;
-  #next = 0;
-  #count = 0;
+  // What one call has copied.
+  #copies;
   // Those that were handed out, and are not released: at the next call, or at the end of the loop's turn. The others
   // are still the next messages of the lane, so that close, detach or death lose none.
   #handed = 0;
@@ -214,8 +195,13 @@ class Receiver extends Endpoint {
   constructor(endpoint) {
     const [read, release, arm] = endpoint.functions();
     super(endpoint, arm, 'receiver');
-    this.#read = read;
     this.#release = release;
+    const copy = (space, offset, sizes) => {
+      const handed = this.#handed;
+      this.#handed = 0;
+      return read(space, offset, sizes, handed);
+    };
+    this.#copies = new Copies(copy, AHEAD);
   }
 
   static async connect(name, options = {}) {
@@ -269,7 +255,7 @@ class Receiver extends Endpoint {
 
   /** Forgets the copies that were not handed out. */
   #giveBack() {
-    this.#next = this.#count = 0;
+    this.#copies.forget();
     this.#settle();
   }
 
@@ -283,45 +269,13 @@ class Receiver extends Endpoint {
 
   /** Copies the next messages; false if there is none. */
   #fill() {
-    const sizes = (this.#sizes ??= new Uint32Array(AHEAD));
-    const handed = this.#handed;
-    this.#handed = 0;
-    let [space, offset] = [slab, used];
-    let count = this.#read(space, offset, sizes, handed);
-    // A sender that breaks the protocol may change the size meanwhile.
-    while (count < -1) {
-      const needed = -2 - count;
-      offset = 0;
-      if (needed > SHARED_MAX) space = Buffer.allocUnsafeSlow(needed);
-      else space = slab = newSlab();
-      // What has memory of its own may be transferred, so it is alone in it.
-      count = this.#read(space, 0, space === slab ? sizes : sizes.subarray(0, 1), 0);
-    }
-    if (count === -1) return false;
-    this.#memory = space.buffer;
-    this.#offset = offset;
-    this.#next = 0;
-    this.#count = count;
     // The call has released the first one, which is handed out now.
-    this.#isFirst = true;
-    if (space !== slab) return true;
-    used = offset;
-    for (let index = 0; index < count; index += 1) used += (sizes[index] + 7) & ~7;
-    return true;
+    this.#isFirst = this.#copies.fill() > 0;
+    return this.#isFirst;
   }
 
   #handOut() {
-    const size = this.#sizes[this.#next];
-    let message;
-    try {
-      message = Buffer.from(this.#memory, this.#offset, size);
-    } catch (error) {
-      // The memory of the copies was detached: the next call makes new ones.
-      this.#next = this.#count = 0;
-      throw error;
-    }
-    this.#next += 1;
-    this.#offset += (size + 7) & ~7;
+    const message = this.#copies.take();
     if (this.#isFirst) {
       this.#isFirst = false;
     } else {
@@ -333,7 +287,7 @@ class Receiver extends Endpoint {
 
   /** The next message, copied; undefined if there is none. */
   #take() {
-    return this.#next < this.#count || this.#fill() ? this.#handOut() : undefined;
+    return this.#copies.length > 0 || this.#fill() ? this.#handOut() : undefined;
   }
 
   tryRecv() {
@@ -343,7 +297,7 @@ class Receiver extends Endpoint {
 
   /** Whether a copy lies there that may be handed out. */
   get #isReady() {
-    return this.#next < this.#count && this._waits.isFree;
+    return this.#copies.length > 0 && this._waits.isFree;
   }
 
   recv(options) {
@@ -361,8 +315,8 @@ class Receiver extends Endpoint {
   }
 
   #takeMany(most) {
-    if (this.#next === this.#count && !this.#fill()) return undefined;
-    const count = Math.min(most, this.#count - this.#next);
+    if (this.#copies.length === 0 && !this.#fill()) return undefined;
+    const count = Math.min(most, this.#copies.length);
     this._waits.taken += count / 4;
     const messages = new Array(count);
     for (let index = 0; index < count; index += 1) messages[index] = this.#handOut();

@@ -3,21 +3,33 @@
 
 const native = require('./native.js');
 const { checkData, checkName, checkOptions, checkWait } = require('./check.js');
-const { Driver, TURN } = require('./driver.js');
+const { Copies } = require('./copies.js');
+const { BATCH, Driver } = require('./driver.js');
 const { closedHandle, timedOut } = require('./errors.js');
 const { opened } = require('./waits.js');
 
-/** A call in flight: its parts that have come, and what wakes the code that waits. */
+// Of a completion, whose head is its slot, and these bits: `src/client.rs`.
+const FINAL = 1;
+const BYTES = 2;
+const FAILED = 4;
+const MORE = 8;
+const SLOT_SHIFT = 4;
+
+/** A call in flight: its parts that have come, and the code that waits. */
 class Call {
   parts = [];
   error = undefined;
   isOver = false;
+  // Of a stream: what wakes the code that waits.
   wake = undefined;
   timer = undefined;
+  signal = undefined;
   abort = undefined;
 
-  constructor(signal) {
-    this.signal = signal;
+  /** Of one reply: what settles its promise. */
+  constructor(resolve, reject) {
+    this.resolve = resolve;
+    this.reject = reject;
   }
 
   /** Ends it, with an error or none. */
@@ -25,21 +37,36 @@ class Call {
     if (this.isOver) return;
     this.isOver = true;
     this.error = error;
-    clearTimeout(this.timer);
+    if (this.timer !== undefined) clearTimeout(this.timer);
     if (this.abort !== undefined) this.signal.removeEventListener('abort', this.abort);
-    this.wake?.();
+    if (this.resolve === undefined) this.wake?.();
+    else if (error !== undefined) this.reject(error);
+    else this.resolve(this.parts.length === 1 ? this.parts[0] : Buffer.concat(this.parts));
   }
 }
 
 class Client extends Driver {
-  #calls = new Map();
+  #trySubmit;
+  #hasQueued;
+  #copies;
+  // The heads and errors of the completions that one call has copied.
+  #heads = new Uint32Array(BATCH);
+  #errors = [];
+  // By slot.
+  #calls = [];
+  #inFlight = 0;
   #forSpace = [];
   // Bytes of parts that nobody has taken. Beyond the largest reply, nothing more is received.
   #stored = 0;
   #storedMax;
 
   constructor(client) {
-    super(client);
+    const [trySubmit, completions, busyPoll, arm, hasQueued] = client.functions();
+    super(client, busyPoll, arm);
+    this.#trySubmit = trySubmit;
+    this.#hasQueued = hasQueued;
+    const copy = (space, offset, sizes) => completions(space, offset, sizes, this.#heads, this.#errors);
+    this.#copies = new Copies(copy, BATCH);
     this.#storedMax = client.callBytesMax;
   }
 
@@ -48,23 +75,29 @@ class Client extends Driver {
     return new Client(await opened(native.connectClient(name, checkOptions(options, 'client')), options));
   }
 
-  async call(request, options = {}) {
-    const [number, call] = await this.#begin(request, options);
-    while (!call.isOver) {
-      await new Promise((resolve) => {
-        call.wake = resolve;
-      });
+  call(request, options) {
+    if (options !== undefined || this.#forSpace.length > 0) return this.#callSlow(request, options);
+    let slot;
+    try {
+      checkData(request);
+      slot = this.#trySubmit(request);
+    } catch (error) {
+      return Promise.reject(error);
     }
-    const parts = this.#takeAll(call);
-    if (call.error !== undefined) {
-      this.#forget(number);
-      throw call.error;
-    }
-    return parts.length === 1 ? parts[0] : Buffer.concat(parts);
+    if (slot < 0) return this.#callSlow(request, options);
+    return new Promise((resolve, reject) => this.#add(slot, new Call(resolve, reject)));
+  }
+
+  /** A call with options, or one that waits for space. */
+  #callSlow(request, options = {}) {
+    return new Promise((resolve, reject) => {
+      this.#begin(new Call(resolve, reject), request, options).catch(reject);
+    });
   }
 
   async *stream(request, options = {}) {
-    const [number, call] = await this.#begin(request, options, true);
+    const call = new Call();
+    const slot = await this.#begin(call, request, options);
     try {
       for (;;) {
         while (call.parts.length > 0) {
@@ -83,15 +116,15 @@ class Client extends Driver {
     } finally {
       this.#takeAll(call);
       call.end();
-      this.#forget(number);
+      this.#forget(slot, call);
     }
   }
 
   async notify(message, options = {}) {
     checkData(message);
     const { timeout, signal } = checkWait(options);
-    await this.#submitted(() => (this._native.tryNotify(message) ? true : null), timeout, signal);
-    if (this._native.hasQueued) this._start();
+    await this.#submitted(() => (this._native.tryNotify(message) ? 0 : -1), timeout, signal);
+    if (this.#hasQueued()) this._start();
   }
 
   get inFlight() {
@@ -103,35 +136,41 @@ class Client extends Driver {
   }
 
   close() {
-    this._native.close();
+    super.close();
     this.#fail(() => closedHandle('client'));
   }
 
-  async #begin(request, options, isStream = false) {
+  /** Submits the request of a call: its slot. */
+  async #begin(call, request, options) {
     checkData(request);
     const { timeout, signal, idempotent } = checkWait(options);
     const end = timeout === undefined ? undefined : performance.now() + timeout;
     const left = () => (end === undefined ? undefined : Math.max(0, end - performance.now()));
-    const submit = () => this._native.trySubmit(request, left(), Boolean(idempotent));
-    const number = await this.#submitted(submit, timeout, signal);
-    const call = new Call(signal);
-    call.isStream = isStream;
-    this.#calls.set(number, call);
+    return this.#submitted(() => {
+      const slot = this.#trySubmit(request, left(), Boolean(idempotent));
+      if (slot < 0) return slot;
+      this.#add(slot, call);
+      const leave = (error) => {
+        call.end(error);
+        this.#takeAll(call);
+        this.#forget(slot, call);
+      };
+      if (timeout !== undefined && timeout < 0x7fffffff) {
+        call.timer = setTimeout(() => leave(timedOut('waiting for the reply')), left()).unref();
+      }
+      if (signal !== undefined) {
+        call.signal = signal;
+        call.abort = () => leave(signal.reason);
+        signal.addEventListener('abort', call.abort, { once: true });
+      }
+      return slot;
+    }, timeout, signal);
+  }
+
+  #add(slot, call) {
+    this.#calls[slot] = call;
+    this.#inFlight += 1;
     this._start();
-    const leave = (error) => {
-      if (call.isOver) return;
-      call.end(error);
-      this.#forget(number);
-    };
-    if (timeout !== undefined && timeout < 0x7fffffff) {
-      call.timer = setTimeout(() => leave(timedOut('waiting for the reply')), left()).unref();
-    }
-    if (signal !== undefined) {
-      call.abort = () => leave(signal.reason);
-      if (signal.aborted) call.abort();
-      else signal.addEventListener('abort', call.abort, { once: true });
-    }
-    return [number, call];
   }
 
   /** Repeats a submit until there is space for it. */
@@ -139,8 +178,8 @@ class Client extends Driver {
     signal?.throwIfAborted();
     const end = timeout === undefined ? Infinity : performance.now() + timeout;
     // Those that wait are first.
-    let found = this.#forSpace.length === 0 ? submit() : null;
-    while (found === null) {
+    let found = this.#forSpace.length === 0 ? submit() : -1;
+    while (found < 0) {
       if (performance.now() >= end) throw timedOut('waiting for space for a request');
       await new Promise((resolve) => {
         const entry = {
@@ -185,10 +224,13 @@ class Client extends Driver {
   }
 
   /** Cancels a call, unless it has ended. */
-  #forget(number) {
-    if (!this.#calls.delete(number) || this.closed) return;
+  #forget(slot, call) {
+    if (this.#calls[slot] !== call) return;
+    this.#calls[slot] = undefined;
+    this.#inFlight -= 1;
+    if (this.closed) return;
     try {
-      this._native.cancel(number);
+      this._native.cancel(slot);
     } catch {
       // The client's end, which the next call reports.
       return;
@@ -197,58 +239,78 @@ class Client extends Driver {
   }
 
   #fail(makeError) {
-    const calls = [...this.#calls.values()];
-    this.#calls.clear();
-    for (const call of calls) call.end(makeError());
+    const calls = this.#calls;
+    this.#calls = [];
+    this.#inFlight = 0;
+    for (const call of calls) call?.end(makeError());
     // They try again, and find the error by themselves.
     this.#wakeForSpace(this.#forSpace.length);
   }
 
-  #completed({ call: number, isFinal, data, error }) {
-    const call = this.#calls.get(number);
+  /** Takes a completion out of the copies: that of the number. */
+  #complete(index) {
+    const head = this.#heads[index];
+    const data = this.#copies.take();
+    const slot = head >>> SLOT_SHIFT;
+    const call = this.#calls[slot];
     if (call === undefined) return;
-    if (isFinal) this.#calls.delete(number);
-    if (data != null) {
+    if (head & BYTES) {
       call.parts.push(data);
       this.#stored += data.length;
     }
-    if (isFinal) call.end(error ?? undefined);
-    else if (call.isStream) call.wake?.();
+    if (!(head & FINAL)) {
+      call.wake?.();
+      return;
+    }
+    this.#calls[slot] = undefined;
+    this.#inFlight -= 1;
+    call.end(head & FAILED ? this.#errors[index] : undefined);
+    if (call.resolve !== undefined) this.#takeAll(call);
+  }
+
+  /** Takes the completions that are there, but for parts that nobody takes: how many. */
+  #completeAll() {
+    if (this.#stored > this.#storedMax) return 0;
+    let total = 0;
+    for (let isMore = true; isMore;) {
+      const count = this.#copies.fill();
+      for (let index = 0; index < count; index += 1) this.#complete(index);
+      if (this.#errors.length > 0) this.#errors = [];
+      // One that had no space has freed its slot: before another call gets that.
+      isMore = count > 0 && (this.#heads[count - 1] & MORE) !== 0;
+      total += count;
+    }
+    return total;
   }
 
   _drive() {
-    const client = this._native;
     try {
-      for (;;) {
-        let taken = 0;
-        while (taken < TURN && this.#stored <= this.#storedMax) {
-          const completion = client.completion();
-          if (completion === null) break;
-          this.#completed(completion);
-          taken += 1;
-        }
+      for (let isReady = false; ;) {
+        const taken = this.#completeAll();
         if (taken > 0) {
+          this._taken += taken;
           this.#wakeForSpace(taken);
-          if (this.#calls.size > 0 || this.#forSpace.length > 0) this._start();
-          else if (client.hasQueued) this._start();
-          else client.stop();
+          if (this.#inFlight > 0 || this.#forSpace.length > 0 || this.#hasQueued()) this._start();
+          else this._rest();
+          return;
+        }
+        if (isReady) {
+          // Space.
+          this.#wakeForSpace(BATCH);
+          this._start();
           return;
         }
         // Parts have to be taken first, which starts it again.
         if (this.#stored > this.#storedMax) return;
-        if (this.#calls.size === 0 && this.#forSpace.length === 0 && !client.hasQueued) {
-          client.stop();
+        if (this.#inFlight === 0 && this.#forSpace.length === 0 && !this.#hasQueued()) {
+          this._rest();
           return;
         }
-        if (client.busyPoll()) continue;
-        if (client.wait()) return;
-        // Space, or a completion.
-        this.#wakeForSpace(TURN);
-        this._start();
-        return;
+        if (!this._poll() && this._await()) return;
+        isReady = true;
       }
     } catch (error) {
-      client.stop();
+      this._rest();
       this.#fail(() => Object.assign(Object.create(Object.getPrototypeOf(error)), error, {
         message: error.message, stack: error.stack,
       }));

@@ -355,3 +355,81 @@ export class Failed extends PeltonError {
   readonly text: string;
   constructor(failure: number, text?: string | Uint8Array);
 }
+
+/** When a record file is written, and when it is on the disk. Intervals are milliseconds. */
+export interface RecordOptions {
+  /** A new file is begun before this one is larger, in bytes: FILE becomes FILE.000001. */
+  rotateBytes?: number | undefined;
+  /** The file is synced after each so many bytes; 0: after each write. Unless given, only by `sync` and `close`. */
+  syncBytes?: number | undefined;
+  /** The file is synced at this interval. */
+  syncInterval?: number | undefined;
+  /** The buffer, in bytes: 1 MiB unless given. */
+  flushBytes?: number | undefined;
+  /** The buffer is written at this interval, 100 unless given. Infinity: only when it is full. */
+  flushInterval?: number | undefined;
+}
+
+/**
+ * Messages appended to a file, which {@link RecordReader}, `pelton cat` and the other languages read. A message is in a
+ * buffer of this process at first. It is written when it is full, and at intervals, by a thread. Then the message
+ * survives the process, also one that is killed; a failure of the machine only after `sync`.
+ *
+ * @example
+ * const file = await RecordFile.open('events.records');
+ * await file.append(Buffer.from('hello'));
+ * await file.close();
+ */
+export class RecordFile {
+  private constructor();
+  /**
+   * Creates the file, or cuts off the torn end that a killed writer has left. Waits up to a second while another writer
+   * has it. Rejects with `role_taken` if that one still writes, `not_a_record_file`, `damaged`, `system`.
+   */
+  static open(path: string | URL | Uint8Array, options?: RecordOptions): Promise<RecordFile>;
+  /**
+   * Appends a copy of a message. Waits only while the full buffer is written, on a thread; those of calls that are not
+   * awaited are appended in order. Rejects with `too_large` if the buffer is smaller than the message; with `no_space`
+   * or `system` of the disk: then this message is not appended, those before it are kept, and the next call retries.
+   */
+  append(data: Uint8Array): Promise<void>;
+  /** Writes all messages to the file. Waits for the system, not for the disk. Rejects as `append`. */
+  flush(): Promise<void>;
+  /** Writes all messages to the file, and waits until they are on the disk. Rejects as `append`. */
+  sync(): Promise<void>;
+  /** As `sync`, after all that was begun, and closes the file, also if that fails. */
+  close(): Promise<void>;
+  /** Whether `close` was called. */
+  readonly closed: boolean;
+  /** The bytes of a torn end that the opening has cut off: 0 of a whole file. */
+  readonly cutBytes: number;
+  [Symbol.asyncDispose](): Promise<void>;
+}
+
+/**
+ * The messages of a record file, from the first to the last complete one, which a writer may append to meanwhile.
+ *
+ * @example
+ * const reader = await RecordReader.open('events.records');
+ * for await (const message of reader) console.log(message.toString());
+ * reader.close();
+ */
+export class RecordReader {
+  private constructor();
+  /** Opens the file. Waits for the disk, on a thread. Rejects with `not_a_record_file`, `system`. */
+  static open(path: string | URL | Uint8Array): Promise<RecordReader>;
+  /**
+   * The next message; null at the end: a later call returns what was appended since. Waits for the disk, on a thread.
+   * Rejects with `damaged` where the bytes violate the format; unless `nextOffset` is null, the next call continues
+   * behind that. Rejects with `system`.
+   */
+  read(): Promise<Buffer | null>;
+  /** Closes it. Does not wait. */
+  close(): void;
+  /** Whether it is closed. */
+  readonly closed: boolean;
+  /** `read` until it returns null. */
+  [Symbol.asyncIterator](): AsyncGenerator<Buffer, void, undefined>;
+  [Symbol.dispose](): void;
+  [Symbol.asyncDispose](): Promise<void>;
+}

@@ -1,5 +1,7 @@
 // The same objects for `import`: there is one copy of the addon and of its classes.
 import pelton from './index.js';
 
-export const { Client, Failed, Listener, PeltonError, Receiver, Sender, Service, gather, listen, threads } = pelton;
+export const {
+  Client, Failed, Listener, PeltonError, Receiver, RecordFile, RecordReader, Sender, Service, gather, listen, threads,
+} = pelton;
 export default pelton;

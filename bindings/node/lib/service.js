@@ -3,22 +3,44 @@
 
 const native = require('./native.js');
 const { checkCount, checkData, checkName, checkOptions } = require('./check.js');
-const { Driver, TURN } = require('./driver.js');
+const { Copies } = require('./copies.js');
+const { BATCH, Driver } = require('./driver.js');
 const { Failed, PeltonError, closedHandle, invalidType } = require('./errors.js');
+
+/** The numbers of a request: the place of its responder, process, user, milliseconds left. `src/service.rs`. */
+const HEAD = 4;
+
+/** A request of which nobody awaits a reply. */
+const NOTIFICATION = -1;
+
+/** The place of a request that is answered. */
+const ANSWERED = -2;
+
+const known = (id) => (id < 0 ? null : id);
 
 /** A client's request. */
 class Request {
   #native;
-  #data;
-  #abort;
-  #deadline;
+  #reply;
   #space;
+  #data;
+  #place;
+  #peerPid;
+  #peerUid;
+  #deadline = null;
+  #isNotification;
+  #abort;
 
-  constructor(request, space) {
-    this.#native = request;
+  constructor(native, reply, space, data, heads, at) {
+    this.#native = native;
+    this.#reply = reply;
     this.#space = space;
-    this.#data = request.takeData();
-    this.#deadline = request.msLeft === null ? null : performance.now() + request.msLeft;
+    this.#data = data;
+    this.#place = heads[at];
+    this.#isNotification = this.#place === NOTIFICATION;
+    this.#peerPid = heads[at + 1];
+    this.#peerUid = heads[at + 2];
+    if (!Number.isNaN(heads[at + 3])) this.#deadline = performance.now() + heads[at + 3];
   }
 
   get data() {
@@ -26,15 +48,15 @@ class Request {
   }
 
   get isNotification() {
-    return this.#native.isNotification;
+    return this.#isNotification;
   }
 
   get isAnswered() {
-    return this.#native.isAnswered;
+    return this.#place < 0;
   }
 
   get isCancelled() {
-    return this.#native.isCancelled;
+    return this.#place >= 0 && this.#native.isCancelled(this.#place);
   }
 
   get deadline() {
@@ -42,11 +64,11 @@ class Request {
   }
 
   get peerPid() {
-    return this.#native.peerPid;
+    return known(this.#peerPid);
   }
 
   get peerUid() {
-    return this.#native.peerUid;
+    return known(this.#peerUid);
   }
 
   get signal() {
@@ -55,27 +77,46 @@ class Request {
     return this.#abort.signal;
   }
 
+  /** Ends the call by `answer(place)`, also if that throws, unless the reply is too large. */
+  #answer(answer) {
+    const place = this.#open();
+    try {
+      answer(place);
+    } catch (error) {
+      if (error.code !== 'too_large') this.#place = ANSWERED;
+      throw error;
+    }
+    this.#place = ANSWERED;
+  }
+
+  #open() {
+    if (this.#place >= 0) return this.#place;
+    throw new PeltonError('refused', this.#isNotification ? 'a notification is not answered' : 'the call is answered');
+  }
+
   reply(data) {
     checkData(data);
-    this.#native.reply(data);
+    this.#answer((place) => this.#reply(place, data));
   }
 
   fail(failure, text = '') {
     const { bytes } = new Failed(failure, text);
-    this.#native.fail(failure, bytes);
+    this.#answer((place) => this.#native.fail(place, failure, bytes));
   }
 
   async part(data) {
     checkData(data);
-    while (!this.#native.tryPart(data)) await this.#space();
+    while (!this.#native.tryPart(this.#open(), data)) await this.#space();
   }
 
   end() {
-    this.#native.end();
+    this.#answer((place) => this.#native.endParts(place));
   }
 
   abandon() {
-    this.#native.abandon();
+    if (this.#place < 0) return;
+    this.#native.abandon(this.#place);
+    this.#place = ANSWERED;
   }
 
   _cancel() {
@@ -96,6 +137,13 @@ function warn(error) {
 }
 
 class Service extends Driver {
+  #copies;
+  #heads = new Float64Array(BATCH * HEAD);
+  // How many requests the next call may take.
+  #most = 0;
+  #countCancels;
+  #reply;
+  #space = () => this.#waitForSpace();
   #handler;
   #onError;
   #running = new Set();
@@ -105,6 +153,14 @@ class Service extends Driver {
   #over;
   #isEnding = false;
   #isFull = false;
+
+  constructor(service) {
+    const [receive, busyPoll, arm, cancels, reply] = service.functions();
+    super(service, busyPoll, arm);
+    this.#countCancels = cancels;
+    this.#reply = reply;
+    this.#copies = new Copies((space, offset, sizes) => receive(space, offset, sizes, this.#heads, this.#most), BATCH);
+  }
 
   static listen(name, options = {}) {
     checkName(name);
@@ -150,7 +206,7 @@ class Service extends Driver {
   }
 
   close() {
-    this._native.close();
+    super.close();
     for (const request of this.#running) request._cancel();
     this.#end();
   }
@@ -177,7 +233,7 @@ class Service extends Driver {
     for (const wake of this.#forSpace.splice(0)) wake();
   }
 
-  #space() {
+  #waitForSpace() {
     if (this.#isEnding) throw closedHandle('service');
     return new Promise((resolve) => {
       this.#forSpace.push(resolve);
@@ -185,69 +241,95 @@ class Service extends Driver {
     });
   }
 
+  /** Begins the requests that have come, as many as may run: how many. */
+  #beginAll() {
+    const free = Math.max(0, this.#runningMax - this.#running.size);
+    this.#most = Math.min(free, BATCH);
+    const count = this.#copies.fill();
+    for (let index = 0; index < count; index += 1) {
+      const data = this.#copies.take();
+      const request = new Request(this._native, this.#reply, this.#space, data, this.#heads, index * HEAD);
+      // The handler before may have closed the service.
+      if (this.closed) request.abandon();
+      else this.#begin(request);
+    }
+    return count;
+  }
+
   _drive() {
     if (this.#over === undefined || this.#isEnding) {
-      if (!this.closed) this._native.stop();
+      this._rest();
       return;
     }
-    const service = this._native;
     try {
-      for (;;) {
-        let taken = 0;
-        let isFull = false;
-        while (taken < TURN) {
-          isFull = this.#running.size >= this.#runningMax;
-          const request = service.tryReceive(isFull);
-          if (request === null) break;
-          this.#begin(request);
-          // The handler may have closed the service.
-          if (this.closed) return;
-          taken += 1;
-        }
-        this.#isFull = isFull;
-        if (taken === 0 && !isFull && service.busyPoll()) continue;
-        const { cancels } = service;
+      for (let isReady = false; ;) {
+        const taken = this.#beginAll();
+        if (this.closed) return;
+        this._taken += taken;
+        this.#isFull = this.#running.size >= this.#runningMax;
+        const cancels = this.#countCancels();
         if (cancels !== this.#cancels) {
           this.#cancels = cancels;
           for (const request of this.#running) if (request.isCancelled) request._cancel();
+          if (this.closed) return;
         }
-        if (this.closed) return;
         if (taken > 0) {
           this._start();
           return;
         }
-        if (service.wait()) return;
-        // Space for a part, or a request.
-        this.#wakeForSpace();
-        this._start();
-        return;
+        if (isReady) {
+          // Space for a part, or a request that may not begin.
+          this.#wakeForSpace();
+          this._start();
+          return;
+        }
+        if (!(!this.#isFull && this._poll()) && this._await()) return;
+        isReady = true;
       }
     } catch (error) {
-      service.stop();
+      this._rest();
       this.#end(error.code === 'closed' ? undefined : error);
     }
   }
 
-  #begin(found) {
-    const request = new Request(found, () => this.#space());
+  #begin(request) {
     this.#running.add(request);
-    void this.#answer(request).finally(() => {
-      request.abandon();
-      this.#running.delete(request);
-      if (this.#isFull && !this.closed) {
-        this.#isFull = false;
-        this._start();
+    let reply;
+    try {
+      reply = this.#handler(request);
+      if (reply instanceof Uint8Array) {
+        this.#replied(request, reply);
+        this.#ended(request);
+        return;
       }
-      this.#endIfIdle();
-    });
+    } catch (error) {
+      this.#failed(request, error);
+      this.#ended(request);
+      return;
+    }
+    void this.#answer(request, reply).finally(() => this.#ended(request));
   }
 
-  async #answer(request) {
+  /** A handler, and its reply, have ended. */
+  #ended(request) {
+    request.abandon();
+    this.#running.delete(request);
+    if (this.#isFull && !this.closed) {
+      this.#isFull = false;
+      this._start();
+    }
+    this.#endIfIdle();
+  }
+
+  #replied(request, reply) {
+    if (!request.isNotification) request.reply(reply);
+  }
+
+  async #answer(request, found) {
     try {
-      const found = this.#handler(request);
       const reply = typeof found?.then === 'function' ? await found : found;
       if (reply instanceof Uint8Array) {
-        if (!request.isNotification) request.reply(reply);
+        this.#replied(request, reply);
       } else if (reply?.[Symbol.asyncIterator] || (reply?.[Symbol.iterator] && typeof reply === 'object')) {
         for await (const part of reply) {
           if (request.isCancelled || request.isAnswered) return;

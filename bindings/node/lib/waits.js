@@ -210,4 +210,4 @@ function opened(opening, { signal } = {}) {
   });
 }
 
-module.exports = { TURN, Waits, opened };
+module.exports = { POLLED, TURN, Waits, opened };

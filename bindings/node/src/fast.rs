@@ -1,7 +1,6 @@
 //! The functions that JavaScript calls for each message. napi-rs's own wrappers take some 600 ns a call: they check a
 //! tag, and register each borrow. Here Node gives a function its endpoint, so that no object is unwrapped.
 
-use crate::endpoint::Handle;
 use crate::error::named;
 use napi::bindgen_prelude::*;
 use napi::sys;
@@ -74,6 +73,18 @@ impl<const N: usize> Arguments<N> {
         Ok(unsafe { std::slice::from_raw_parts_mut(data.cast(), length) })
     }
 
+    /// The numbers of a Float64Array, to be written.
+    ///
+    /// # Safety
+    /// No other argument has these numbers.
+    #[inline]
+    #[allow(clippy::mut_from_ref)] // as `space`
+    pub unsafe fn doubles(&self, index: usize) -> Result<&mut [f64]> {
+        let (data, length) = self.array(self.values[index], sys::TypedarrayType::float64_array)?;
+        // SAFETY: as in `numbers`.
+        Ok(unsafe { std::slice::from_raw_parts_mut(data.cast(), length) })
+    }
+
     /// The length of an array.
     pub fn length(&self, index: usize) -> u32 {
         let mut length = 0;
@@ -90,6 +101,45 @@ impl<const N: usize> Arguments<N> {
         unsafe { sys::napi_get_value_uint32(self.env, self.values[index], &mut number) };
         number
     }
+
+    /// A number with a fraction; `None` for what is none.
+    #[inline]
+    pub fn double(&self, index: usize) -> Option<f64> {
+        let mut number = 0.0;
+        // SAFETY: as in `array`.
+        let status = unsafe { sys::napi_get_value_double(self.env, self.values[index], &mut number) };
+        (status == sys::Status::napi_ok).then_some(number)
+    }
+
+    /// Whether it is true.
+    #[inline]
+    pub fn is_true(&self, index: usize) -> bool {
+        let mut is_true = false;
+        // SAFETY: as in `array`.
+        unsafe { sys::napi_get_value_bool(self.env, self.values[index], &mut is_true) };
+        is_true
+    }
+
+    /// Puts an error at a place of an array.
+    pub fn set_error(&self, index: usize, place: u32, error: Error) -> Result<()> {
+        // SAFETY: this is the environment's thread, and the values are of it.
+        let status = unsafe {
+            let error = JsError::from(error).into_value(self.env);
+            sys::napi_set_element(self.env, self.values[index], place, error)
+        };
+        match status {
+            sys::Status::napi_ok => Ok(()),
+            _ => Err(named("internal", "an argument is no array: report this bug")),
+        }
+    }
+}
+
+/// Copies bytes to `space` from `used` on. Returns where the next ones begin, at a multiple of 8; `None` if they do not
+/// fit.
+#[inline]
+pub fn copy(bytes: &[u8], space: &mut [u8], used: usize) -> Option<usize> {
+    space.get_mut(used..)?.get_mut(..bytes.len())?.copy_from_slice(bytes);
+    Some((used + bytes.len()).next_multiple_of(8))
 }
 
 /// What a function returns.
@@ -108,6 +158,16 @@ impl Returned for bool {
     }
 }
 
+impl Returned for i32 {
+    #[inline]
+    fn value(self, env: sys::napi_env) -> sys::napi_value {
+        let mut value = ptr::null_mut();
+        // SAFETY: this is the environment's thread.
+        unsafe { sys::napi_create_int32(env, self, &mut value) };
+        value
+    }
+}
+
 impl Returned for i64 {
     #[inline]
     fn value(self, env: sys::napi_env) -> sys::napi_value {
@@ -121,22 +181,22 @@ impl Returned for i64 {
 /// The body of a function that [`function`] has made.
 ///
 /// # Safety
-/// Node calls, with `env` and `info` of the call, and the function's data is a box of a `Handle<T>`.
+/// Node calls, with `env` and `info` of the call, and the function's data is a box of a `T`.
 #[inline]
 pub unsafe fn call<T, R: Returned, const N: usize>(
     env: sys::napi_env,
     info: sys::napi_callback_info,
-    body: impl FnOnce(&Handle<T>, &Arguments<N>) -> Result<R>,
+    body: impl FnOnce(&T, &Arguments<N>) -> Result<R>,
 ) -> sys::napi_value {
     let mut values = [ptr::null_mut(); N];
     let (mut count, mut data) = (N, ptr::null_mut());
     // SAFETY: the array has `count` places; Node fills those without an argument with undefined. The function lives
     // during its call, and with it the box of its data.
-    let handle = unsafe {
+    let owned = unsafe {
         sys::napi_get_cb_info(env, info, &mut count, values.as_mut_ptr(), ptr::null_mut(), &mut data);
-        &*data.cast::<Handle<T>>()
+        &*data.cast::<T>()
     };
-    match body(handle, &Arguments { env, values }) {
+    match body(owned, &Arguments { env, values }) {
         Ok(returned) => returned.value(env),
         Err(error) => {
             // SAFETY: this is the environment's thread, and the call returns at once.
@@ -146,21 +206,21 @@ pub unsafe fn call<T, R: Returned, const N: usize>(
     }
 }
 
-/// Makes a function with an endpoint, which it keeps.
+/// Makes a function with an endpoint's handle, or whatever it works on, of which it keeps a clone.
 ///
 /// # Safety
 /// `callback` is a [`call`] of the same `T`.
-pub unsafe fn function<'env, T: 'static>(
+pub unsafe fn function<'env, T: Clone + 'static>(
     env: &'env Env,
     name: &CStr,
-    handle: &Handle<T>,
+    owned: &T,
     callback: sys::napi_callback,
 ) -> Result<Unknown<'env>> {
     unsafe extern "C" fn collected<T>(_env: sys::napi_env, data: *mut c_void, _hint: *mut c_void) {
         // SAFETY: the function is gone, and had the box for itself.
-        drop(unsafe { Box::from_raw(data.cast::<Handle<T>>()) });
+        drop(unsafe { Box::from_raw(data.cast::<T>()) });
     }
-    let data = Box::into_raw(Box::new(handle.clone())).cast::<c_void>();
+    let data = Box::into_raw(Box::new(owned.clone())).cast::<c_void>();
     let (mut value, length) = (ptr::null_mut(), name.count_bytes() as isize);
     // SAFETY: this is the environment's thread. The function's finalizer drops the box.
     unsafe {
@@ -170,7 +230,7 @@ pub unsafe fn function<'env, T: 'static>(
             || sys::napi_add_finalizer(env.raw(), value, data, finalizer, ptr::null_mut(), ptr::null_mut())
                 != sys::Status::napi_ok
         {
-            drop(Box::from_raw(data.cast::<Handle<T>>()));
+            drop(Box::from_raw(data.cast::<T>()));
             return Err(named("internal", "Node makes no function: report this bug"));
         }
         Ok(Unknown::from_raw_unchecked(env.raw(), value))

@@ -13,6 +13,7 @@ mod files;
 mod message;
 mod open;
 mod receiver;
+mod records;
 mod sender;
 mod service;
 mod watch;

@@ -40,14 +40,11 @@ impl Receiving {
         }
         let (mut used, mut count) = (0, 0);
         self.receiver.read_ahead(&mut self.ahead, |message| {
-            let Some(target) = space.get_mut(used..).and_then(|free| free.get_mut(..message.len())) else {
-                return false;
-            };
             let Some(size) = sizes.get_mut(count) else { return false };
             // The copy is of this side's memory: a peer that writes meanwhile changes bytes only.
-            target.copy_from_slice(message);
+            let Some(end) = fast::copy(message, space, used) else { return false };
             *size = message.len() as u32;
-            (used, count) = ((used + message.len()).next_multiple_of(8), count + 1);
+            (used, count) = (end, count + 1);
             true
         });
         if count > 0 {
@@ -113,7 +110,7 @@ impl Receiver {
 unsafe extern "C" fn read(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
     // SAFETY: Node calls, and `functions` has made the function. JavaScript has no view of both arrays in one memory.
     unsafe {
-        fast::call::<Receiving, i64, 4>(env, info, |handle, arguments| {
+        fast::call::<Handle<Receiving>, i64, 4>(env, info, |handle, arguments| {
             let mut endpoint = handle.borrow()?;
             let receiving = endpoint.get()?;
             receiving.release(arguments.number(3));
@@ -127,7 +124,7 @@ unsafe extern "C" fn read(env: sys::napi_env, info: sys::napi_callback_info) -> 
 unsafe extern "C" fn release(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
     // SAFETY: Node calls, and `functions` has made the function.
     unsafe {
-        fast::call::<Receiving, bool, 1>(env, info, |handle, arguments| {
+        fast::call::<Handle<Receiving>, bool, 1>(env, info, |handle, arguments| {
             handle.borrow()?.get()?.release(arguments.number(0));
             Ok(true)
         })
@@ -137,7 +134,7 @@ unsafe extern "C" fn release(env: sys::napi_env, info: sys::napi_callback_info) 
 /// `wait()`: waits for a message; false if there is one.
 unsafe extern "C" fn wait(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
     // SAFETY: as `release`.
-    unsafe { fast::call::<Receiving, bool, 0>(env, info, |handle, _| handle.borrow()?.wait(0)) }
+    unsafe { fast::call::<Handle<Receiving>, bool, 0>(env, info, |handle, _| handle.borrow()?.wait(0)) }
 }
 
 #[napi]
@@ -145,7 +142,7 @@ impl Receiver {
     /// The functions that are called for each message, or each batch.
     #[napi]
     pub fn functions<'env>(&self, env: &'env Env) -> Result<Vec<Unknown<'env>>> {
-        // SAFETY: each is a `call` with `Receiving`.
+        // SAFETY: each is a `call` with a handle of `Receiving`.
         unsafe {
             Ok(vec![
                 fast::function(env, c"read", &self.0, Some(read))?,

@@ -65,7 +65,7 @@ impl Sender {
 unsafe extern "C" fn try_send(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
     // SAFETY: Node calls, and `functions` has made the function.
     unsafe {
-        fast::call::<Sending, bool, 1>(env, info, |handle, arguments| {
+        fast::call::<Handle<Sending>, bool, 1>(env, info, |handle, arguments| {
             let data = arguments.bytes(0)?;
             let mut endpoint = handle.borrow()?;
             let sender = &mut endpoint.get()?.sender;
@@ -80,7 +80,7 @@ unsafe extern "C" fn try_send(env: sys::napi_env, info: sys::napi_callback_info)
 unsafe extern "C" fn try_send_many(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
     // SAFETY: as `try_send`.
     unsafe {
-        fast::call::<Sending, i64, 2>(env, info, |handle, arguments| {
+        fast::call::<Handle<Sending>, i64, 2>(env, info, |handle, arguments| {
             let from = arguments.number(1);
             let (end, mut bytes) = (arguments.length(0).min(from.saturating_add(TURN_MESSAGES)), 0);
             let mut endpoint = handle.borrow()?;
@@ -113,7 +113,7 @@ unsafe extern "C" fn try_send_many(env: sys::napi_env, info: sys::napi_callback_
 unsafe extern "C" fn wait(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
     // SAFETY: as `try_send`.
     unsafe {
-        fast::call::<Sending, bool, 1>(env, info, |handle, arguments| {
+        fast::call::<Handle<Sending>, bool, 1>(env, info, |handle, arguments| {
             handle.borrow()?.wait(arguments.number(0) as usize)
         })
     }
@@ -124,7 +124,7 @@ impl Sender {
     /// The functions that are called for each message, or each batch.
     #[napi]
     pub fn functions<'env>(&self, env: &'env Env) -> Result<Vec<Unknown<'env>>> {
-        // SAFETY: each is a `call` with `Sending`.
+        // SAFETY: each is a `call` with a handle of `Sending`.
         unsafe {
             Ok(vec![
                 fast::function(env, c"trySend", &self.0, Some(try_send))?,

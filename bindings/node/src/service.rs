@@ -1,12 +1,145 @@
-//! `Service` of the addon, and its requests.
+//! `Service` of the addon. A request that can be answered is the place of its responder in JavaScript.
 
 use crate::endpoint::{Armable, AsRawFdOfLoop, Handle, methods};
 use crate::error::{named, raise};
+use crate::fast;
 use crate::open::Given;
 use napi::bindgen_prelude::*;
+use napi::sys;
 use napi_derive::napi;
 use pelton::{Armed, Responder, Sent};
+use std::cell::{RefCell, RefMut};
 use std::os::fd::AsRawFd;
+use std::rc::Rc;
+use std::time::Instant;
+
+/// The numbers of a request for JavaScript: the place of its responder, -1 of a notification; the client's process and
+/// user, -1 if unknown; the milliseconds that it waits, NaN without a limit.
+const HEAD: usize = 4;
+
+/// A request that is taken, but for its bytes.
+type Head = [f64; HEAD];
+
+/// What is not answered yet. It outlives the service: a handler may reply after its close.
+#[derive(Default)]
+struct Unanswered {
+    responders: Vec<Option<Responder>>,
+    free: Vec<u32>,
+    /// A request that had no space: the next one.
+    kept: Option<(Vec<u8>, Head)>,
+}
+
+impl Unanswered {
+    fn keep(&mut self, responder: Responder) -> u32 {
+        match self.free.pop() {
+            Some(place) => {
+                self.responders[place as usize] = Some(responder);
+                place
+            }
+            None => {
+                self.responders.push(Some(responder));
+                self.responders.len() as u32 - 1
+            }
+        }
+    }
+
+    fn open(&mut self, place: u32) -> Result<&mut Responder> {
+        let found = self.responders.get_mut(place as usize).and_then(Option::as_mut);
+        found.ok_or_else(|| named("refused", "the call is answered"))
+    }
+
+    fn take(&mut self, place: u32) -> Option<Responder> {
+        let responder = self.responders.get_mut(place as usize)?.take()?;
+        self.free.push(place);
+        Some(responder)
+    }
+
+    /// Ends the call of a place, unless the reply is too large: then it is still open.
+    #[inline]
+    fn answer(&mut self, place: u32, bytes: usize, answer: impl FnOnce(Responder) -> pelton::Result<()>) -> Result<()> {
+        let checked = self.open(place)?.check_answer(bytes);
+        if let Err(error @ pelton::Error::TooLarge { .. }) = checked {
+            return Err(raise(error));
+        }
+        match self.take(place) {
+            Some(responder) => checked.and_then(|()| answer(responder)).map_err(raise),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A service, and what it has not answered.
+#[derive(Clone)]
+struct Serving {
+    service: Handle<pelton::Service>,
+    unanswered: Rc<RefCell<Unanswered>>,
+}
+
+impl Serving {
+    /// Only an error that is being made runs JavaScript meanwhile.
+    #[inline]
+    fn unanswered(&self) -> Result<RefMut<'_, Unanswered>> {
+        self.unanswered.try_borrow_mut().map_err(|_| named("wrong_thread", "this object is in use: call it after that"))
+    }
+
+    /// Takes requests, `most` of them: their bytes to `space`, each from a multiple of 8 on, their sizes and heads.
+    /// Returns their number; -1 if there is none; of a first one that does not fit, -2 less its bytes, and it stays the
+    /// next. With `most` of 0 it handles cancels, and takes none but a notification of a client that has left.
+    #[inline]
+    fn receive(&self, space: &mut [u8], sizes: &mut [u32], heads: &mut [f64], most: usize) -> Result<i64> {
+        let mut unanswered = self.unanswered()?;
+        let mut endpoint = self.service.borrow()?;
+        let service = endpoint.get()?;
+        let (mut used, mut count) = (0, 0);
+        for (size, head) in sizes.iter_mut().zip(heads.as_chunks_mut::<HEAD>().0).take(most.max(1)) {
+            if let Some((bytes, kept)) = &unanswered.kept {
+                let Some(end) = fast::copy(bytes, space, used) else {
+                    return Ok(if count == 0 { -2 - bytes.len() as i64 } else { count });
+                };
+                (*size, *head, used) = (bytes.len() as u32, *kept, end);
+                unanswered.kept = None;
+                count += 1;
+                continue;
+            }
+            let found = if most == 0 { service.try_receive_none() } else { service.try_receive() };
+            let request = match found {
+                Ok(Some(request)) => request,
+                Ok(None) => break,
+                Err(error) if count == 0 => return Err(raise(error)),
+                // The next call returns the error, after these requests.
+                Err(_) => break,
+            };
+            let (is_notification, peer) = (request.is_notification(), request.peer());
+            let left = request.deadline().map(|end| end.saturating_duration_since(Instant::now()));
+            *head = [
+                -1.0,
+                peer.map_or(-1.0, |peer| peer.pid.into()),
+                peer.map_or(-1.0, |peer| peer.uid.into()),
+                left.map_or(f64::NAN, |left| left.as_secs_f64() * 1e3),
+            ];
+            let (responder, kept) = match fast::copy(&request, space, used) {
+                Some(end) => {
+                    (*size, used) = (request.len() as u32, end);
+                    (request.into_responder(), None)
+                }
+                None => {
+                    let (bytes, responder) = request.into_parts();
+                    (responder, Some(bytes))
+                }
+            };
+            if !is_notification {
+                head[0] = unanswered.keep(responder).into();
+            }
+            if let Some(bytes) = kept {
+                let length = bytes.len();
+                unanswered.kept = Some((bytes, *head));
+                return Ok(if count == 0 { -2 - length as i64 } else { count });
+            }
+            count += 1;
+        }
+        Ok(if count == 0 { -1 } else { count })
+    }
+}
 
 impl AsRawFdOfLoop for pelton::Service {
     fn fd(&self) -> i32 {
@@ -25,55 +158,116 @@ impl Armable for pelton::Service {
 
 /// Takes requests.
 #[napi]
-pub struct Service(Handle<pelton::Service>);
+pub struct Service(Handle<pelton::Service>, Rc<RefCell<Unanswered>>);
 
 /// Listens under a name for clients.
 #[napi]
 pub fn listen_service(name: String, given: Given) -> Result<Service> {
     let service = pelton::Service::listen_with(&name, &given.options().cast()).map_err(raise)?;
-    Ok(Service(Handle::new("service", service)))
+    Ok(Service(Handle::new("service", service), Rc::default()))
 }
 
 methods!(Service);
 
+/// `receive(space, offset, sizes, heads, most)`: [`Serving::receive`], to `space` from `offset` on.
+unsafe extern "C" fn receive(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
+    // SAFETY: Node calls, and `functions` has made the function. JavaScript has no views of these arrays in one memory.
+    unsafe {
+        fast::call::<Serving, i64, 5>(env, info, |serving, arguments| {
+            let space = arguments.space(0)?.get_mut(arguments.number(1) as usize..).unwrap_or_default();
+            serving.receive(space, arguments.numbers(2)?, arguments.doubles(3)?, arguments.number(4) as usize)
+        })
+    }
+}
+
+/// `busyPoll()`: polls for a request for some microseconds.
+unsafe extern "C" fn busy_poll(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
+    // SAFETY: as `receive`.
+    unsafe {
+        fast::call::<Serving, bool, 0>(env, info, |serving, _| {
+            serving.service.borrow()?.get()?.busy_poll().map_err(raise)
+        })
+    }
+}
+
+/// `wait()`: waits for a request, a cancel, or space for a part; false if something is there.
+unsafe extern "C" fn wait(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
+    // SAFETY: as `receive`.
+    unsafe { fast::call::<Serving, bool, 0>(env, info, |serving, _| serving.service.borrow()?.wait(0)) }
+}
+
+/// `cancels()`: how many cancels, and departures of clients, have come.
+unsafe extern "C" fn cancels(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
+    // SAFETY: as `receive`.
+    unsafe {
+        fast::call::<Serving, i64, 0>(env, info, |serving, _| Ok(serving.service.borrow()?.asked()?.cancels() as i64))
+    }
+}
+
+/// `reply(place, data)`: replies, and ends the call, also if it fails; unless the reply is too large.
+unsafe extern "C" fn reply(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
+    // SAFETY: as `receive`.
+    unsafe {
+        fast::call::<Serving, bool, 2>(env, info, |serving, arguments| {
+            let data = arguments.bytes(1)?;
+            let answer = |responder: Responder| responder.reply(data);
+            serving.unanswered()?.answer(arguments.number(0), data.len(), answer)?;
+            Ok(true)
+        })
+    }
+}
+
 #[napi]
 impl Service {
-    /// The next request; null if there is none. With `pauses` it takes none, and handles cancels.
+    /// The functions that are called for each request.
     #[napi]
-    pub fn try_receive(&self, pauses: bool) -> Result<Option<Request>> {
-        let mut endpoint = self.0.borrow()?;
-        let service = endpoint.get()?;
-        let found = if pauses { service.try_receive_none() } else { service.try_receive() };
-        let Some(request) = found.map_err(raise)? else { return Ok(None) };
-        let (is_notification, peer) = (request.is_notification(), request.peer());
-        let (bytes, responder) = request.into_parts();
-        let left = responder.deadline().map(|end| end.saturating_duration_since(std::time::Instant::now()));
-        Ok(Some(Request {
-            data: Some(bytes),
-            responder: (!is_notification).then_some(responder),
-            is_notification,
-            peer_pid: peer.map(|peer| peer.pid),
-            peer_uid: peer.map(|peer| peer.uid),
-            ms_left: left.map(|left| left.as_secs_f64() * 1e3),
-        }))
+    pub fn functions<'env>(&self, env: &'env Env) -> Result<Vec<Unknown<'env>>> {
+        let serving = Serving { service: self.0.clone(), unanswered: self.1.clone() };
+        // SAFETY: each is a `call` with `Serving`.
+        unsafe {
+            Ok(vec![
+                fast::function(env, c"receive", &serving, Some(receive))?,
+                fast::function(env, c"busyPoll", &serving, Some(busy_poll))?,
+                fast::function(env, c"wait", &serving, Some(wait))?,
+                fast::function(env, c"cancels", &serving, Some(cancels))?,
+                fast::function(env, c"reply", &serving, Some(reply))?,
+            ])
+        }
     }
 
-    /// How many cancels, and departures of clients, have come.
-    #[napi(getter)]
-    pub fn cancels(&self) -> Result<f64> {
-        Ok(self.0.borrow()?.asked()?.cancels() as f64)
+    fn unanswered(&self) -> Result<RefMut<'_, Unanswered>> {
+        self.1.try_borrow_mut().map_err(|_| named("wrong_thread", "this object is in use: call it after that"))
     }
 
-    /// Polls for a request for some microseconds.
+    /// Whether nobody waits for the reply of a place any more.
     #[napi]
-    pub fn busy_poll(&self) -> Result<bool> {
-        self.0.borrow()?.get()?.busy_poll().map_err(raise)
+    pub fn is_cancelled(&self, place: u32) -> Result<bool> {
+        Ok(self.unanswered()?.open(place)?.is_cancelled())
     }
 
-    /// Waits for a request, a cancel, or space for a part; false if something is there.
+    /// Fails the call of a place, as `reply`.
     #[napi]
-    pub fn wait(&self) -> Result<bool> {
-        self.0.borrow()?.wait(0)
+    pub fn fail(&self, place: u32, code: u32, data: &[u8]) -> Result<()> {
+        self.unanswered()?.answer(place, data.len(), |responder| responder.fail(code, data))
+    }
+
+    /// Ends the reply in parts of a place, as `reply`.
+    #[napi]
+    pub fn end_parts(&self, place: u32) -> Result<()> {
+        self.unanswered()?.answer(place, 0, Responder::end)
+    }
+
+    /// Sends a part; false if there is no space.
+    #[napi]
+    pub fn try_part(&self, place: u32, data: &[u8]) -> Result<bool> {
+        Ok(self.unanswered()?.open(place)?.try_part(data).map_err(raise)? == Sent::Sent)
+    }
+
+    /// Drops the call of a place.
+    #[napi]
+    pub fn abandon(&self, place: u32) -> Result<()> {
+        self.unanswered()?.take(place);
+        Ok(())
     }
 
     /// Takes no more requests.
@@ -100,107 +294,5 @@ impl Service {
     #[napi(getter)]
     pub fn corrupt_clients(&self) -> Result<f64> {
         Ok(self.0.borrow()?.asked()?.corrupt_clients() as f64)
-    }
-}
-
-/// A request, and its responder.
-#[napi]
-pub struct Request {
-    data: Option<Vec<u8>>,
-    responder: Option<Responder>,
-    is_notification: bool,
-    peer_pid: Option<u32>,
-    peer_uid: Option<u32>,
-    ms_left: Option<f64>,
-}
-
-impl Request {
-    fn answer(&mut self, bytes: usize, answer: impl FnOnce(Responder) -> pelton::Result<()>) -> Result<()> {
-        // After an error of the size, the call is still open.
-        self.open()?.check_answer(bytes).map_err(raise)?;
-        match self.responder.take() {
-            Some(responder) => answer(responder).map_err(raise),
-            None => Ok(()),
-        }
-    }
-
-    fn open(&mut self) -> Result<&mut Responder> {
-        let text = if self.is_notification { "a notification is not answered" } else { "the call is answered" };
-        self.responder.as_mut().ok_or_else(|| named("refused", text))
-    }
-}
-
-#[napi]
-impl Request {
-    /// The bytes, once.
-    #[napi]
-    pub fn take_data<'env>(&mut self, env: &'env Env) -> Result<BufferSlice<'env>> {
-        BufferSlice::copy_from(env, self.data.take().unwrap_or_default())
-    }
-
-    /// Whether it is a notification.
-    #[napi(getter)]
-    pub fn is_notification(&self) -> bool {
-        self.is_notification
-    }
-
-    /// Whether it was answered, or is a notification.
-    #[napi(getter)]
-    pub fn is_answered(&self) -> bool {
-        self.responder.is_none()
-    }
-
-    /// How long the client waits, in milliseconds, when it was taken.
-    #[napi(getter)]
-    pub fn ms_left(&self) -> Option<f64> {
-        self.ms_left
-    }
-
-    /// The process of the client.
-    #[napi(getter)]
-    pub fn peer_pid(&self) -> Option<u32> {
-        self.peer_pid
-    }
-
-    /// The user of the client.
-    #[napi(getter)]
-    pub fn peer_uid(&self) -> Option<u32> {
-        self.peer_uid
-    }
-
-    /// Whether nobody waits for the reply any more.
-    #[napi(getter)]
-    pub fn is_cancelled(&self) -> bool {
-        self.responder.as_ref().is_some_and(Responder::is_cancelled)
-    }
-
-    /// Replies, and ends the call.
-    #[napi]
-    pub fn reply(&mut self, data: &[u8]) -> Result<()> {
-        self.answer(data.len(), |responder| responder.reply(data))
-    }
-
-    /// Fails the call.
-    #[napi]
-    pub fn fail(&mut self, code: u32, data: &[u8]) -> Result<()> {
-        self.answer(data.len(), |responder| responder.fail(code, data))
-    }
-
-    /// Ends a reply in parts.
-    #[napi]
-    pub fn end(&mut self) -> Result<()> {
-        self.answer(0, Responder::end)
-    }
-
-    /// Sends a part; false if there is no space.
-    #[napi]
-    pub fn try_part(&mut self, data: &[u8]) -> Result<bool> {
-        Ok(self.open()?.try_part(data).map_err(raise)? == Sent::Sent)
-    }
-
-    /// Drops the call.
-    #[napi]
-    pub fn abandon(&mut self) {
-        self.responder = None;
     }
 }

@@ -10,7 +10,7 @@ const text = fs.readFileSync(path.join(__dirname, '../README.md'), 'utf8');
 const examples = [...text.matchAll(/^```js\n(.*?)^```/gms)].map((match) => match[1]);
 
 test('the_examples_of_the_readme_run', { timeout: 60_000 }, async () => {
-  assert.equal(examples.length, 7);
+  assert.equal(examples.length, 8);
   const modules = path.join(directory, 'node_modules');
   fs.mkdirSync(modules);
   fs.symlinkSync(path.dirname(require.resolve(`${process.env.PELTON_PACKAGE ?? '..'}/package.json`)),
@@ -37,6 +37,9 @@ test('the_examples_of_the_readme_run', { timeout: 60_000 }, async () => {
   const files = run(6);
   assert.equal(await files.ended, 0);
   assert.equal(files.output(), 'file\nhello, file\n');
+  const records = run(7);
+  assert.equal(await records.ended, 0);
+  assert.equal(records.output(), 'event 0\nevent 1\nevent 2\n');
   serving.kill('SIGTERM');
   assert.equal(await serving.ended, 0);
 });

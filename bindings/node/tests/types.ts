@@ -1,7 +1,9 @@
 // Compiled by `tsc --strict`, and not run: what users write, and what must be refused.
 import fs, { FileHandle, open } from 'pelton/fs';
 import pino from 'pelton/pino';
-import pelton, { Client, Failed, PeltonError, Receiver, Sender, Service, gather, listen, threads } from 'pelton';
+import pelton, {
+  Client, Failed, PeltonError, Receiver, RecordFile, RecordReader, Sender, Service, gather, listen, threads,
+} from 'pelton';
 
 async function channels(): Promise<void> {
   const sender: Sender = await Sender.connect('a', { timeout: 1000, signal: AbortSignal.timeout(10) });
@@ -64,4 +66,16 @@ async function files(): Promise<void> {
   void none;
 }
 
-void [channels, calls, files];
+async function records(): Promise<void> {
+  const file: RecordFile = await RecordFile.open(new URL('file:///a'), { rotateBytes: 1 << 20, flushInterval: Infinity });
+  await file.append(Buffer.from('x'));
+  const cut: number = file.cutBytes;
+  const reader = await RecordReader.open('a');
+  const message: Buffer | null = await reader.read();
+  for await (const one of reader) one.toString();
+  // @ts-expect-error: no text.
+  await file.append('x');
+  void [cut, message];
+}
+
+void [channels, calls, files, records];
