@@ -89,6 +89,25 @@ func hello(of packet.Role, holds uint32) []byte {
 	return p.Encode()
 }
 
+func TestASenderOfTracedMessagesRefusesAReceiverThatDoesNotKnowThem(t *testing.T) {
+	for _, isTraced := range []bool{true, false} {
+		s, peer := socketPair(t, soon(t))
+		s.Settings.Traced = isTraced
+		hello := packet.NewHello(packet.RoleReceiver, false, limits.OfFormat)
+		hello.Tail = packet.TracedRequests
+		if err := kernel.TrySend(peer, hello.Encode()); err != nil {
+			t.Fatal(err)
+		}
+		_, err := s.ExchangeHello(packet.RoleSender, false, true,
+			func() (limits.Limits, error) { return limits.Limits{}, nil })
+		if isTraced {
+			refusedWith(t, err, ErrRefused, "feature 1,", packet.Version, "option Traced", "or leave that option out")
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestHelloIsAnsweredAsTheVectorsSay(t *testing.T) {
 	for _, vector := range readPackets(t).Greetings {
 		t.Run(vector.Meaning, func(t *testing.T) {

@@ -59,6 +59,12 @@ type Options struct {
 	// if all its lanes together are within Memory; the creator of one makes lanes that are. Other senders ignore it,
 	// as no peer writes to them.
 	Memory int
+	// Traced permits messages of this side's sender to carry their position in a distributed trace:
+	// [Sender.SendTraced] and [Message.Traceparent]. A message without one costs nothing more; the largest message is
+	// 40 bytes smaller. For a path channel its creator decides. The receiver's side needs no option, but a pelton that
+	// knows it: an earlier version is refused when it connects, or opens the path. Without it, SendTraced sends the
+	// message without its traceparent.
+	Traced bool
 	// ResidentMax limits, in bytes, the part of the lane that this side's sender uses while its receiver keeps up. 0:
 	// 16 MiB. A sender starts with 256 KiB, and uses more only while that is faster. If the receiver falls behind,
 	// the lane still extends to its capacity. All senders of a process together use at most 64 MiB more than their
@@ -117,7 +123,7 @@ func (o *Options) makes() (limits.Limits, error) {
 			uint64(lane.CapacityMax))
 	}
 	made.LaneBytes = limits.RoundUp(made.LaneBytes, limits.LaneGranule)
-	made.MessageBytes = lane.MessageBytesLimit(made.LaneBytes)
+	made.MessageBytes = o.messageLimit(made.LaneBytes)
 	if o.MessageBytesMax < 0 || uint64(o.MessageBytesMax) > made.MessageBytes {
 		return made, fail.New(ErrOption,
 			"MessageBytesMax is %d, wanted at most %d bytes with a capacity of %d: raise the capacity",
@@ -130,6 +136,14 @@ func (o *Options) makes() (limits.Limits, error) {
 		made.MessageBytes = uint64(o.MessageBytesMax)
 	}
 	return made, nil
+}
+
+// messageLimit returns the largest message of a lane that this side makes with this capacity.
+func (o *Options) messageLimit(capacity uint64) uint64 {
+	if o.Traced {
+		return lane.TracedMessageBytesLimit(capacity)
+	}
+	return lane.MessageBytesLimit(capacity)
 }
 
 // takes returns what a receiver with these options takes from a peer, once they are checked.
@@ -163,7 +177,7 @@ func (o *Options) checkMemory(lanes int) error {
 // forSender returns the settings of a side that makes its lane.
 func (o *Options) forSender() (limits.Settings, error) {
 	made, err := o.makes()
-	return limits.Settings{UIDs: o.UIDs, Makes: made, MessageBytes: uint64(max(o.MessageBytesMax, 0))}, err
+	return limits.Settings{UIDs: o.UIDs, Makes: made, MessageBytes: uint64(max(o.MessageBytesMax, 0)), Traced: o.Traced}, err
 }
 
 // forReceiver returns the settings of a side that takes lanes; for lanes see checkMemory.
@@ -186,7 +200,7 @@ func (o *Options) forBoth(lanes int) (limits.Settings, error) {
 		return limits.Settings{}, err
 	}
 	both, err := o.forReceiver(lanes)
-	both.Makes, both.MessageBytes = made.Makes, made.MessageBytes
+	both.Makes, both.MessageBytes, both.Traced = made.Makes, made.MessageBytes, made.Traced
 	return both, err
 }
 
@@ -219,7 +233,7 @@ func (o *Options) pathMakes() (limits.Limits, error) {
 		return made, err
 	}
 	made.LaneBytes = min(made.LaneBytes, max(limits.LaneWithin(uint64(o.Memory/max(o.Lanes, 1))), lane.CapacityMin))
-	made.MessageBytes = min(made.MessageBytes, lane.MessageBytesLimit(made.LaneBytes))
+	made.MessageBytes = min(made.MessageBytes, o.messageLimit(made.LaneBytes))
 	return made, nil
 }
 

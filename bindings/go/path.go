@@ -20,7 +20,7 @@ func openChannel(ctx context.Context, path string, o *Options, create bool) (*di
 		if err != nil {
 			return nil, err
 		}
-		return directory.Create(path, o.access(), makes, o.Lanes)
+		return directory.Create(path, o.access(), makes, o.Lanes, o.Traced)
 	}
 	for {
 		d, err := directory.Open(path, o.access())
@@ -71,6 +71,8 @@ func pathSender(ctx context.Context, path string, options *Options, create bool)
 		if err != nil {
 			return nil, err
 		}
+		// The channel's creator has decided that.
+		o.Traced = d.IsTraced()
 		s := newSender(out, o)
 		s.role = role
 		// The end of an earlier receiver is not reported.

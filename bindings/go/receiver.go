@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/calls"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/directory"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/doorbell"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
@@ -47,6 +48,9 @@ type Receiver struct {
 	// Found by a poll, for the call to take.
 	found  lane.Record
 	broken error
+	// That of the message which ReceiveInto copied last.
+	trace    calls.Traceparent
+	isTraced bool
 
 	// Handles for later messages.
 	free []*messageHandle
@@ -125,6 +129,9 @@ type loan struct {
 	// Odd while it is in use; one more at each begin and end.
 	uses  atomic.Uint32
 	files []int
+	// The message's position in a trace.
+	trace    calls.Traceparent
+	isTraced bool
 	// The user of the descriptors.
 	uid int
 }
@@ -157,6 +164,26 @@ func (m Message) Lane() uint32 { return m.lane }
 
 // Peer returns the process that sent it.
 func (m Message) Peer() Peer { return m.peer }
+
+// Traceparent returns the position of its sender in a distributed trace ([Sender.SendTraced]): the text of the header
+// traceparent of W3C Trace Context. It returns "" if the sender gave none, or no valid one, and after Release.
+func (m Message) Traceparent() string {
+	if m.handle == nil || m.handle.loan.uses.Load() != m.use {
+		return ""
+	}
+	return textOf(m.handle.loan.trace, m.handle.loan.isTraced)
+}
+
+// Traceparent is as [Message.Traceparent], of the message that ReceiveInto copied last. Only the goroutine that called
+// ReceiveInto may call it.
+func (r *Receiver) Traceparent() string { return textOf(r.trace, r.isTraced) }
+
+func textOf(trace calls.Traceparent, isTraced bool) string {
+	if isTraced && trace.IsValid() {
+		return trace.String()
+	}
+	return ""
+}
 
 // TakeFiles returns the descriptors that came with the message, once; then they belong to the caller, which closes
 // them. Release closes those that were not taken, in another goroutine. A descriptor may be of any kind: using or
@@ -286,6 +313,7 @@ func (r *Receiver) lend() (Message, error) {
 		seq: record.Seq, generation: in.Consumer.Generation(), lane: in.number, again: in.Redelivered > 0,
 	}
 	l.in, l.seq, l.files, l.uid = in, record.Seq, files, in.Link.Peer.UID
+	l.trace, l.isTraced = in.Consumer.CopyTrace(record)
 	l.ticket = in.Consumer.Hold(record)
 	in.Memory.Retain()
 	r.count(in)
@@ -357,6 +385,7 @@ func (r *Receiver) ReceiveInto(ctx context.Context, buffer []byte) (int, error) 
 	}
 	in.Link.Discard(files)
 	bytes := copy(buffer, in.Consumer.Payload(r.found))
+	r.trace, r.isTraced = in.Consumer.CopyTrace(r.found)
 	in.Consumer.Take(r.found)
 	r.count(in)
 	if in.Consumer.ReleaseTaken() == lane.Ring {

@@ -127,3 +127,94 @@ func TestATracedRequestInAFullLaneSleepsUntilThereIsSpaceOrTheContextEnds(t *tes
 		})
 	}
 }
+
+func TestAMessageComesWithItsTraceparent(t *testing.T) {
+	ctx, traced := soon(t), &Options{Capacity: 1 << 16, Traced: true}
+	path := channelPlace(t)
+	exchange := func(sender *Sender, receiver *Receiver) {
+		t.Helper()
+		defer receiver.Close()
+		// Larger than what the lane holds, so that the sender waits, and wraps.
+		go func() {
+			defer sender.Close()
+			for n := range 300 {
+				message, text := payload(n, n*101%20000), validTraceparent
+				switch n % 4 {
+				case 0:
+					text = "not valid"
+					fallthrough
+				case 1:
+					if err := sender.SendTraced(ctx, message, text); err != nil {
+						t.Error(err)
+					}
+				case 2:
+					copy(must(sender.ReserveTraced(ctx, len(message)+5, text)), message)
+					must(0, sender.Commit(len(message)))
+				default:
+					must(0, sender.Send(ctx, message))
+				}
+			}
+		}()
+		buffer := make([]byte, 20000)
+		for n := range 300 {
+			wanted := ""
+			if n%4 == 1 || n%4 == 2 {
+				wanted = validTraceparent
+			}
+			if n%3 == 0 {
+				size := must(receiver.ReceiveInto(ctx, buffer))
+				if !bytes.Equal(buffer[:size], payload(n, n*101%20000)) || receiver.Traceparent() != wanted {
+					t.Fatal(n, size, receiver.Traceparent())
+				}
+				continue
+			}
+			message := must(receiver.Receive(ctx))
+			if !bytes.Equal(message.Bytes(), payload(n, n*101%20000)) || message.Traceparent() != wanted {
+				t.Fatal(n, len(message.Bytes()), message.Traceparent())
+			}
+			must(0, message.Release())
+			if message.Traceparent() != "" {
+				t.Fatal("a released message has a traceparent")
+			}
+		}
+	}
+	sender := must(CreateSender(ctx, path, traced))
+	exchange(sender, must(OpenReceiver(ctx, path, nil)))
+	// The creator has decided; the largest message has space for the mark.
+	sender = must(OpenSender(ctx, path, nil))
+	if sender.MessageBytesMax() != 1<<15-72 {
+		t.Fatal(sender.MessageBytesMax())
+	}
+	exchange(sender, must(CreateReceiver(ctx, path, nil)))
+
+	name := place(t)
+	listener := must(Listen(name, nil))
+	defer listener.Close()
+	connected := make(chan *Sender, 1)
+	go func() { connected <- must(ConnectSender(ctx, name, traced)) }()
+	receiver := must(listener.AcceptReceiver(ctx))
+	sender = <-connected
+	// The largest, at several places of the lane.
+	for n := range 60 {
+		must(0, sender.Send(ctx, payload(n, n*56)))
+		must(0, must(receiver.Receive(ctx)).Release())
+		must(0, sender.SendTraced(ctx, payload(n, 1<<15-72), validTraceparent))
+		message := must(receiver.Receive(ctx))
+		if message.Traceparent() != validTraceparent || len(message.Bytes()) != 1<<15-72 {
+			t.Fatal(message.Traceparent(), len(message.Bytes()))
+		}
+		must(0, message.Release())
+	}
+	exchange(sender, receiver)
+
+	// Without the option it goes without.
+	go func() { connected <- must(ConnectSender(ctx, name, small)) }()
+	receiver = must(listener.AcceptReceiver(ctx))
+	sender = <-connected
+	defer sender.Close()
+	defer receiver.Close()
+	must(0, sender.SendTraced(ctx, []byte("x"), validTraceparent))
+	if message := must(receiver.Receive(ctx)); message.Traceparent() != "" || string(message.Bytes()) != "x" {
+		t.Fatal(message.Traceparent())
+	}
+}

@@ -50,10 +50,10 @@
     (quote
      ((no-wait 0)
       (forever 9223372036854775807)
+      (traceparent-size 56)
       (redelivered 1)
       (no-poll -1)
       (idempotent 1)
-      (traceparent-size 56)
       (each-write 18446744073709551615)
       (current 18446744073709551615)
       (at-end 18446744073709551614)
@@ -108,7 +108,7 @@
 
   (defparameter *structures*
     (quote
-     ((channel-options 72
+     ((channel-options 80
        (struct-bytes 0 4)
        (wait 4 4)
        (capacity 8 8)
@@ -120,7 +120,9 @@
        (uid-count 56 4)
        (create 60 4)
        (mode 64 4)
-       (lanes 68 4))
+       (lanes 68 4)
+       (traced 72 4)
+       (reserved 76 4))
       (gather-options 64
        (struct-bytes 0 4)
        (wait 4 4)
@@ -132,7 +134,7 @@
        (uid-count 48 4)
        (senders-max 52 4)
        (membership-events 56 4)
-       (reserved 60 4))
+       (traced 60 4))
       (sender-info 96
        (struct-bytes 0 4)
        (has-peer 4 4)
@@ -351,9 +353,11 @@
       ("pelton_senders_sender" int (senders word) (out address))
       ("pelton_senders_send" int (senders word) (data address) (size word) (deadline-ns (signed 64)))
       ("pelton_sender_send" int (sender word) (data address) (size word) (deadline-ns (signed 64)))
+      ("pelton_sender_send_traced" int (sender word) (data address) (size word) (traceparent text) (deadline-ns (signed 64)))
       ("pelton_sender_send_batch" int (sender word) (messages address) (count word) (deadline-ns (signed 64)))
       ("pelton_sender_send_descriptors" int (sender word) (data address) (size word) (fds address) (count word) (deadline-ns (signed 64)))
       ("pelton_sender_reserve" int (sender word) (size word) (deadline-ns (signed 64)) (out address))
+      ("pelton_sender_reserve_traced" int (sender word) (size word) (traceparent text) (deadline-ns (signed 64)) (out address))
       ("pelton_sender_commit" int (sender word) (size word))
       ("pelton_sender_abort" int (sender word))
       ("pelton_sender_wait_released" int (sender word) (deadline-ns (signed 64)))
@@ -371,6 +375,7 @@
       ("pelton_receiver_receive_batch" int (receiver word) (deadline-ns (signed 64)) (out address) (count word) (out-count address))
       ("pelton_receiver_receive_copy" int (receiver word) (buffer address) (capacity word) (deadline-ns (signed 64)) (out-size address))
       ("pelton_receiver_release" int (receiver word))
+      ("pelton_receiver_traceparent" int (receiver word) (out text))
       ("pelton_receiver_hold" int (receiver word) (out address))
       ("pelton_receiver_take_descriptors" int (receiver word) (out address) (capacity word) (out-count address))
       ("pelton_receiver_resume" int (receiver word) (deadline-ns (signed 64)))

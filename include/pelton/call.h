@@ -129,10 +129,6 @@ PELTON_MUST_USE int pelton_client_call(pelton_client *client, const void *data, 
 PELTON_MUST_USE int pelton_client_submit(pelton_client *client, const void *data, size_t size, uint32_t flags,
                                          int64_t deadline_ns, uint64_t *out_call);
 
-/* The size of the text of a traceparent, with its NUL: the header of W3C Trace Context, as
- * "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01". */
-#define PELTON_TRACEPARENT_SIZE 56
-
 /* As pelton_client_submit, with the span of which the call is a part, for pelton_responder_traceparent. A text that is
  * not valid by W3C's rules, or NULL, is as none. A service of an earlier version gets the request without it. The
  * request is copied once more. */

@@ -72,9 +72,13 @@ typedef struct pelton_channel_options {
     uint32_t mode;               /* path: permission bits of a created channel, 0700. A channel that exists, and has
                                     more bits, is refused: PELTON_NOT_A_CHANNEL */
     uint32_t lanes;              /* path: largest number of senders of a created channel, 1, at most 1024 */
+    uint32_t traced;             /* sender, or path with create: 1 permits messages with a traceparent, which are 40
+                                    bytes larger in the lane; the largest message is 40 bytes smaller. A receiver needs
+                                    no option; one of an earlier version is refused */
+    uint32_t reserved;           /* 0 */
 } pelton_channel_options;
 
-#define PELTON_CHANNEL_OPTIONS_INIT {(uint32_t)sizeof(pelton_channel_options), 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0}
+#define PELTON_CHANNEL_OPTIONS_INIT {(uint32_t)sizeof(pelton_channel_options), 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, 0}
 
 /* Opens the sender of a channel: "events" or "unix:PATH" connects to a receiver that listens; "path:DIR" opens the
  * channel in that directory and continues after its predecessor's last message. Waits until options.deadline_ns.
@@ -148,7 +152,7 @@ typedef struct pelton_gather_options {
     uint32_t uid_count;
     uint32_t senders_max;        /* at a time: 1024, which is also the largest value. Each needs 3 or 4 descriptors */
     uint32_t membership_events;  /* 1: pelton_receiver_receive_event also returns which senders join and leave */
-    uint32_t reserved;           /* 0 */
+    uint32_t traced;             /* 1: of each sender among this process's threads */
 } pelton_gather_options;
 
 #define PELTON_GATHER_OPTIONS_INIT {(uint32_t)sizeof(pelton_gather_options), 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0}
@@ -186,6 +190,11 @@ PELTON_MUST_USE int pelton_senders_send(pelton_senders *senders, const void *dat
  * no space. PELTON_TOO_LARGE: larger than the channel's limit, in any state of the lane. */
 PELTON_MUST_USE int pelton_sender_send(pelton_sender *sender, const void *data, size_t size, int64_t deadline_ns);
 
+/* As pelton_sender_send, with the sender's span, for pelton_receiver_traceparent. A text that is not valid by W3C's
+ * rules, or NULL, is as none. Without options.traced the message goes without it. */
+PELTON_MUST_USE int pelton_sender_send_traced(pelton_sender *sender, const void *data, size_t size,
+                                              const char *traceparent, int64_t deadline_ns);
+
 /* Sends count messages, which become visible together: messages[i].iov_len bytes at messages[i].iov_base, which may be
  * NULL if that is 0. Waits for free space for all. With a count of 0 it does nothing. Errors: as pelton_sender_send.
  * PELTON_TOO_LARGE: also if all messages, with 16 bytes more for each, exceed the largest message: send them in several
@@ -204,6 +213,10 @@ PELTON_MUST_USE int pelton_sender_send_descriptors(pelton_sender *sender, const 
  * *out is valid until the commit or abort. An earlier reservation is aborted, also if this fails. Errors: as
  * pelton_sender_send. */
 PELTON_MUST_USE int pelton_sender_reserve(pelton_sender *sender, size_t size, int64_t deadline_ns, void **out);
+
+/* As pelton_sender_reserve, for a message with a traceparent: see pelton_sender_send_traced. */
+PELTON_MUST_USE int pelton_sender_reserve_traced(pelton_sender *sender, size_t size, const char *traceparent,
+                                                 int64_t deadline_ns, void **out);
 
 /* Sends the first size bytes of the reservation as one message. They must not be written afterwards. Also after the
  * receiver has gone: the next call reports that. Errors: PELTON_NOT_RESERVED. PELTON_TOO_LARGE: more than reserved; the
@@ -279,9 +292,9 @@ int pelton_sender_get_info(pelton_sender *sender, pelton_sender_info *out);
 
 /* ---- Receiving ---------------------------------------------------------------------------------------------------- *
  * A received message stays in the lane until it is released or held. Before that, all functions return
- * PELTON_NOT_RELEASED except release, hold, take_descriptors, senders, fd, disarm and get_info. Functions that receive,
- * poll or arm return PELTON_CLOSED or PELTON_PEER_DIED after the last message of a sender that has gone, and
- * PELTON_CORRUPT after it violated the layout. */
+ * PELTON_NOT_RELEASED except release, hold, traceparent, take_descriptors, senders, fd, disarm and get_info. Functions
+ * that receive, poll or arm return PELTON_CLOSED or PELTON_PEER_DIED after the last message of a sender that has gone,
+ * and PELTON_CORRUPT after it violated the layout. */
 
 /* A message in the lane. A receiver that reads in place trusts the sender not to write after the commit; one that
  * copies the data once and uses only the copy (pelton_receiver_receive_copy) trusts nobody. */
@@ -323,7 +336,8 @@ PELTON_MUST_USE int pelton_receiver_receive(pelton_receiver *receiver, int64_t d
 PELTON_MUST_USE int pelton_receiver_receive_event(pelton_receiver *receiver, int64_t deadline_ns, pelton_event *out);
 
 /* Receives up to count messages of one lane, in place. Waits for the first. *out_count is their number, at least 1. One
- * pelton_receiver_release releases all. A message with descriptors comes alone.
+ * pelton_receiver_release releases all. A message with descriptors comes alone; one with a traceparent is the last of
+ * its batch.
  * Errors: PELTON_AGAIN: there is none. PELTON_TOO_SMALL: count is 0. */
 PELTON_MUST_USE int pelton_receiver_receive_batch(pelton_receiver *receiver, int64_t deadline_ns, pelton_message *out,
                                                   size_t count, size_t *out_count);
@@ -338,6 +352,11 @@ PELTON_MUST_USE int pelton_receiver_receive_copy(pelton_receiver *receiver, void
  * closed. Does not wait, except for late descriptors (pelton_receiver_take_descriptors). Errors:
  * PELTON_NOT_RECEIVED. */
 int pelton_receiver_release(pelton_receiver *receiver);
+
+/* Writes the traceparent of the received message, or of the last one of a batch, or, if none is received, of the one
+ * that pelton_receiver_receive_copy copied last: PELTON_TRACEPARENT_SIZE bytes of text with its NUL. Returns 1; or 0,
+ * and writes nothing, if it came without a valid one; or a code. Does not wait. */
+int pelton_receiver_traceparent(const pelton_receiver *receiver, char *out);
 
 /* Keeps the received message without a copy, while the receiver continues. Its data is valid until *out is closed.
  * Space becomes free in order: a message that is held long delays the release of later ones. Descriptors that were not

@@ -112,6 +112,10 @@ void pelton_set_log(pelton_log log, void *context);
  * handle is unchanged. PELTON_INTERNAL: it is freed. */
 int pelton_close(void *handle);
 
+/* The size of the text of a traceparent, with its NUL: the header of W3C Trace Context, as
+ * "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01". */
+#define PELTON_TRACEPARENT_SIZE 56
+
 #ifdef __cplusplus
 }
 #endif

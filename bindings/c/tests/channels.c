@@ -247,6 +247,65 @@ static void what_is_reserved_is_seen_when_committed(void) {
     OK(pelton_close(receiver));
 }
 
+static void expect_traceparent(pelton_receiver *receiver, const char *wanted) {
+    char found[PELTON_TRACEPARENT_SIZE] = "unchanged";
+    CHECK(pelton_receiver_traceparent(receiver, found) == (wanted != NULL));
+    CHECK(strcmp(found, wanted ? wanted : "unchanged") == 0);
+}
+
+static void a_message_carries_its_traceparent_if_the_channel_permits_it(void) {
+    static const char valid[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    static const char *const texts[] = {valid, NULL, "00-4BF92F3577B34DA6A3CE929D0E0E4736-00F067AA0BA902B7-01", ""};
+    for (int permitted = 0; permitted < 2; permitted++) {
+        pelton_channel_options options = PELTON_CHANNEL_OPTIONS_INIT;
+        const char *wanted = permitted ? valid : NULL;
+        pelton_sender *sender;
+        pelton_receiver *receiver;
+        pelton_message message, batch[8];
+        pelton_held *held;
+        char copy[8];
+        size_t size, count;
+        void *room;
+        options.capacity = 64 << 10;
+        options.traced = (uint32_t)permitted;
+        OK(pelton_threads(&options, &sender, &receiver));
+        for (int i = 0; i < 4; i++) OK(pelton_sender_send_traced(sender, "one", 3, texts[i], SOON));
+        for (int i = 0; i < 4; i++) {
+            OK(pelton_receiver_receive(receiver, SOON, &message));
+            CHECK(message.size == 3 && memcmp(message.data, "one", 3) == 0);
+            expect_traceparent(receiver, i == 0 ? wanted : NULL);
+            OK(pelton_receiver_release(receiver));
+        }
+        OK(pelton_sender_reserve_traced(sender, 100, valid, SOON, &room));
+        memcpy(room, "two", 3);
+        OK(pelton_sender_commit(sender, 3));
+        OK(pelton_receiver_receive_copy(receiver, copy, sizeof copy, SOON, &size));
+        CHECK(size == 3 && memcmp(copy, "two", 3) == 0);
+        expect_traceparent(receiver, wanted);
+        OK(pelton_sender_send_traced(sender, "held", 4, valid, SOON));
+        OK(pelton_receiver_receive(receiver, SOON, &message));
+        expect_traceparent(receiver, wanted);
+        OK(pelton_receiver_hold(receiver, &held));
+        OK(pelton_close(held));
+        /* A batch ends with the first message that has one. */
+        OK(pelton_sender_send(sender, "1", 1, SOON));
+        OK(pelton_sender_send_traced(sender, "2", 1, valid, SOON));
+        OK(pelton_sender_send(sender, "3", 1, SOON));
+        OK(pelton_receiver_receive_batch(receiver, SOON, batch, 8, &count));
+        CHECK(count == (permitted ? 2 : 3));
+        expect_traceparent(receiver, wanted);
+        OK(pelton_receiver_release(receiver));
+        if (permitted) {
+            OK(pelton_receiver_receive_batch(receiver, SOON, batch, 8, &count));
+            CHECK(count == 1);
+            expect_traceparent(receiver, NULL);
+            OK(pelton_receiver_release(receiver));
+        }
+        OK(pelton_close(sender));
+        OK(pelton_close(receiver));
+    }
+}
+
 static void a_batch_appears_at_once_and_is_released_at_once(void) {
     pelton_sender *sender;
     pelton_receiver *receiver;
@@ -591,6 +650,7 @@ int main(void) {
         TEST(each_sender_of_a_path_has_a_lane),
         TEST(threads_of_one_process_have_a_channel),
         TEST(what_is_reserved_is_seen_when_committed),
+        TEST(a_message_carries_its_traceparent_if_the_channel_permits_it),
         TEST(a_batch_appears_at_once_and_is_released_at_once),
         TEST(a_batch_waits_for_its_room),
         TEST(a_batch_as_large_as_the_largest_message_has_its_room_and_none_larger),

@@ -31,6 +31,7 @@ impl Maker {
 const PATH_ONLY: &str = "it is for \"path:DIR\"";
 const CREATOR_ONLY: &str = "the channel's creator decides it: set create to 1 to create the channel";
 const SENDER_ONLY: &str = "it limits a sender";
+const SENDER_DECIDES: &str = "its sender decides that";
 const RECEIVER_ONLY: &str = "it limits what a peer can make a receiver use";
 const NO_WAIT: &str = "it does not wait";
 const NO_PEER: &str = "its endpoints belong to this process";
@@ -41,7 +42,13 @@ pub const SENDER_BY_NAME: Maker = Maker {
 };
 pub const RECEIVER_BY_NAME: Maker = Maker {
     name: "a receiver that connects",
-    unused: &[("resident_bytes_max", SENDER_ONLY), ("create", PATH_ONLY), ("mode", PATH_ONLY), ("lanes", PATH_ONLY)],
+    unused: &[
+        ("resident_bytes_max", SENDER_ONLY),
+        ("traced", SENDER_DECIDES),
+        ("create", PATH_ONLY),
+        ("mode", PATH_ONLY),
+        ("lanes", PATH_ONLY),
+    ],
 };
 pub const CREATED_SENDER: Maker = Maker { name: "a sender of a path channel", unused: &[] };
 pub const CREATED_RECEIVER: Maker =
@@ -52,6 +59,7 @@ pub const OPENED_SENDER: Maker = Maker {
         ("capacity", CREATOR_ONLY),
         ("message_bytes_max", CREATOR_ONLY),
         ("lanes", CREATOR_ONLY),
+        ("traced", CREATOR_ONLY),
         ("memory_bytes_max", RECEIVER_ONLY),
     ],
 };
@@ -61,6 +69,7 @@ pub const OPENED_RECEIVER: Maker = Maker {
         ("capacity", CREATOR_ONLY),
         ("message_bytes_max", CREATOR_ONLY),
         ("lanes", CREATOR_ONLY),
+        ("traced", CREATOR_ONLY),
         ("resident_bytes_max", SENDER_ONLY),
     ],
 };
@@ -160,6 +169,8 @@ sized_structures! {
         create: u32,
         mode: u32,
         lanes: u32,
+        traced: u32,
+        reserved: u32,
     }
     "pelton_gather_options" GatherOptions {
         wait: u32,
@@ -171,7 +182,7 @@ sized_structures! {
         uid_count: u32,
         senders_max: u32,
         membership_events: u32,
-        reserved: u32,
+        traced: u32,
     }
     "pelton_client_options" ClientOptions {
         wait: u32,
@@ -255,8 +266,11 @@ impl ChannelOptions {
             ("create", self.create != 0),
             ("mode", self.mode != 0),
             ("lanes", self.lanes != 0),
+            ("traced", self.traced != 0),
         ])?;
+        check_reserved(self.reserved)?;
         let mut options = common!(self)?.connect_deadline(deadline(self.deadline_ns));
+        options = options.traced(flag("traced", self.traced)?);
         options = set(self.mode.into(), options, |options, mode| options.mode(mode as u32));
         options = set(self.lanes.into(), options, |options, lanes| options.lanes(lanes as u32));
         Ok(options.cast())
@@ -265,11 +279,11 @@ impl ChannelOptions {
 
 impl GatherOptions {
     pub fn build<M>(&self, is_threads_alone: bool) -> Answer<pelton::Options<M>> {
-        check_reserved(self.reserved)?;
         if is_threads_alone {
             GATHER_THREADS.check(&[("memory_bytes_max", self.memory_bytes_max != 0), ("uids", self.uid_count != 0)])?;
         }
         let options = common!(self)?.membership_events(flag("membership_events", self.membership_events)?);
+        let options = options.traced(flag("traced", self.traced)?);
         Ok(limit_lanes(options, "senders_max", self.senders_max)?.cast())
     }
 }

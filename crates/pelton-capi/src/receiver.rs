@@ -5,6 +5,7 @@ use crate::code::{self, Answer, armed, done, found, is_done};
 use crate::entries::entries;
 use crate::handle::{Handle, Kind, Object, State};
 use crate::options::GatherOptions;
+use crate::responder::{TRACEPARENT_SIZE, text_of};
 use crate::sender::Senders;
 use pelton::raw::{Item, Record};
 use pelton::{Deadline, Departure, Message, Peer};
@@ -360,6 +361,17 @@ entries! {
         Ok(())
     }
 
+    fn pelton_receiver_traceparent(receiver: &mut Receiver, out: Out<[u8; TRACEPARENT_SIZE]>) {
+        let found = match &receiver.received {
+            Received::One(record) => receiver.channel.traceparent_of(record.seq),
+            // The last message of a batch, or the last that was copied.
+            Received::Batch | Received::Nothing => receiver.channel.traceparent(),
+        };
+        let Some(traceparent) = found else { return Ok(0) };
+        out.write(text_of(traceparent));
+        Ok(1)
+    }
+
     fn pelton_receiver_hold(receiver: &mut Receiver, out: New<Held>) {
         let record = receiver.take_one()?;
         out.give(Held(receiver.channel.message(record).hold()))
@@ -445,10 +457,19 @@ impl Receiver {
     fn take_batch(&mut self, out: &mut [MaybeUninit<CMessage>]) -> Answer<usize> {
         self.received = Received::Batch;
         let mut count = 0;
+        let mut is_traced = false;
         for place in out {
-            let show = |message: &Message<'_>| _ = place.write(CMessage::of(message));
+            let show = |message: &Message<'_>| {
+                place.write(CMessage::of(message));
+                is_traced = message.traceparent().is_some();
+            };
             match self.channel.take_for_batch(count == 0, show) {
-                Ok(true) => count += 1,
+                Ok(true) => {
+                    count += 1;
+                    if is_traced {
+                        break;
+                    }
+                }
                 Ok(false) => break,
                 // The next call returns it.
                 Err(_) if count > 0 => break,

@@ -6,11 +6,18 @@ use crate::entries::entries;
 use crate::handle::{Kind, Object};
 use crate::writer::check_used;
 use pelton::raw::RawReplyReservation;
-use pelton::{Deadline, ReplyReservation};
+use pelton::{Deadline, ReplyReservation, Traceparent};
 use std::ffi::c_void;
 
 /// `PELTON_TRACEPARENT_SIZE`: 55 characters and a NUL.
-const TRACEPARENT_SIZE: usize = 56;
+pub const TRACEPARENT_SIZE: usize = 56;
+
+/// The text of a traceparent, with its NUL.
+pub fn text_of(traceparent: Traceparent) -> [u8; TRACEPARENT_SIZE] {
+    let mut text = [0; TRACEPARENT_SIZE];
+    text[..TRACEPARENT_SIZE - 1].copy_from_slice(traceparent.to_string().as_bytes());
+    text
+}
 
 pub struct Responder {
     inner: pelton::Responder,
@@ -115,9 +122,7 @@ entries! {
 
     fn pelton_responder_traceparent(responder: &mut Responder, out: Out<[u8; TRACEPARENT_SIZE]>) {
         let Some(traceparent) = responder.inner.traceparent() else { return Ok(0) };
-        let mut text = [0; TRACEPARENT_SIZE];
-        text[..TRACEPARENT_SIZE - 1].copy_from_slice(traceparent.to_string().as_bytes());
-        out.write(text);
+        out.write(text_of(traceparent));
         Ok(1)
     }
 

@@ -1,12 +1,12 @@
 //! The sender of a channel, and what creates senders for threads.
 
-use crate::c::{Array, Bytes, Info, New, Out, check_size, sized_structures};
+use crate::c::{Array, Bytes, Info, New, Out, Text, check_size, sized_structures};
 use crate::code::{self, Answer, armed, done, found, is_done, sent};
 use crate::entries::entries;
 use crate::handle::{Kind, Object, State};
 use crate::writer::{Reserved, Writer, commit_fast, reserve_fast, send_fast};
-use pelton::{Deadline, Error};
-use std::ffi::{c_int, c_void};
+use pelton::{Deadline, Error, Traceparent};
+use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 pub struct Sender {
@@ -70,6 +70,19 @@ entries! {
         sent(sender.unreserved()?.send_until(data, deadline_ns))
     }
 
+    fn pelton_sender_send_traced(
+        sender: &mut Sender,
+        data[size]: Bytes,
+        traceparent: Option<Text>,
+        deadline_ns: Deadline,
+    ) {
+        let sender = sender.unreserved()?;
+        sent(match parsed(traceparent) {
+            Some(traceparent) => sender.send_traced(data, traceparent, deadline_ns),
+            None => sender.send_until(data, deadline_ns),
+        })
+    }
+
     fn pelton_sender_send_batch(sender: &mut Sender, messages[count]: Array<libc::iovec>, deadline_ns: Deadline) {
         send_batch(sender.unreserved()?, messages, deadline_ns)
     }
@@ -98,6 +111,22 @@ entries! {
     fast { reserve_fast(sender, size, out) }
     {
         let find = |sender: &mut Sender| sender.channel.reserve_space(size, deadline_ns);
+        out.write(sender.reserve(size, find)?);
+        Ok(())
+    }
+
+    fn pelton_sender_reserve_traced(
+        sender: &mut Sender,
+        size: usize,
+        traceparent: Option<Text>,
+        deadline_ns: Deadline,
+        out: Out<*mut c_void>,
+    ) {
+        let traceparent = parsed(traceparent);
+        let find = |sender: &mut Sender| match traceparent {
+            Some(traceparent) => sender.channel.reserve_traced_space(size, traceparent, deadline_ns),
+            None => sender.channel.reserve_space(size, deadline_ns),
+        };
         out.write(sender.reserve(size, find)?);
         Ok(())
     }
@@ -172,6 +201,11 @@ entries! {
             wakes_sent: counters.wakes_sent,
         })
     }
+}
+
+/// A text that is not valid is as none: W3C demands it.
+fn parsed(traceparent: Option<&CStr>) -> Option<Traceparent> {
+    traceparent.and_then(|text| Traceparent::parse(text.to_bytes()))
 }
 
 /// A message of a batch.

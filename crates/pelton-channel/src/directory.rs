@@ -243,8 +243,10 @@ impl Directory {
         capacity: u64,
         message_bytes_max: u64,
         lanes_max: u32,
+        is_traced: bool,
     ) -> Result<Directory> {
-        let header = Header { capacity, message_bytes_max, lanes_max, mode: access.mode, boot_id: boot_id()? };
+        let header =
+            Header { capacity, message_bytes_max, lanes_max, mode: access.mode, boot_id: boot_id()?, is_traced };
         header.check_wanted()?;
         let path = absolute(path)?;
         loop {
@@ -274,6 +276,10 @@ impl Directory {
     }
 
     /// The largest message, in bytes.
+    pub(crate) fn is_traced(&self) -> bool {
+        self.header.is_traced
+    }
+
     pub(crate) fn message_bytes_max(&self) -> u64 {
         self.header.message_bytes_max
     }

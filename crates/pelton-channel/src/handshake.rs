@@ -16,7 +16,7 @@ use crate::opening::again;
 use crate::opening::in_call;
 use crate::packet::{
     CONSUMER, ENTRY_VERSION, Entries, FEATURES, FIXED_BYTES, HELLO, PACKET_BYTES, PRODUCER, Packet, READY, REFUSED,
-    Role, VERSION_TEXT, entry, refusal,
+    Role, TRACED_MESSAGES, VERSION_TEXT, entry, refusal,
 };
 use crate::refusals;
 use crate::sender::{Sender, SenderMemory, SenderParts};
@@ -226,24 +226,43 @@ impl Handshake {
         listens: bool,
         takes: impl FnOnce() -> Result<Limits>,
     ) -> Result<Packet> {
+        self.greet_requiring(0, role, holds, listens, takes).await
+    }
+
+    /// As [`Handshake::greet`] of a sender, whose messages may carry a traceparent if it is `traced`.
+    async fn greet_as_sender(&self, traced: bool, holds: bool, listens: bool) -> Result<Packet> {
+        let requires = if traced { TRACED_MESSAGES } else { 0 };
+        let takes = || Ok(Limits { lane_bytes: 0, message_bytes: 0 });
+        self.greet_requiring(requires, Role::Sender, holds, listens, takes).await
+    }
+
+    async fn greet_requiring(
+        &self,
+        requires: u64,
+        role: Role,
+        holds: bool,
+        listens: bool,
+        takes: impl FnOnce() -> Result<Limits>,
+    ) -> Result<Packet> {
         if !listens {
-            self.say_hello(role, holds, takes()?)?;
-            let peer = self.hear_hello(role, holds).await?;
+            self.say_hello(requires, role, holds, takes()?)?;
+            let peer = self.hear_hello(requires, role, holds).await?;
             self.check_user()?;
             return Ok(peer);
         }
-        let peer = self.hear_hello(role, holds).await?;
-        self.say_hello(role, holds, takes()?)?;
+        let peer = self.hear_hello(requires, role, holds).await?;
+        self.say_hello(requires, role, holds, takes()?)?;
         Ok(peer)
     }
 
-    fn say_hello(&self, role: Role, holds: bool, takes: Limits) -> Result<()> {
-        let mut bytes = Packet { tail: FEATURES, ..Packet::hello(role, holds, takes) }.encode().to_vec();
+    fn say_hello(&self, requires: u64, role: Role, holds: bool, takes: Limits) -> Result<()> {
+        let hello = Packet { tail: FEATURES, floor: requires, ..Packet::hello(role, holds, takes) };
+        let mut bytes = hello.encode().to_vec();
         bytes.extend(entry(ENTRY_VERSION, VERSION_TEXT.as_bytes()));
         self.send_bytes(&bytes, &[])
     }
 
-    async fn hear_hello(&self, role: Role, holds: bool) -> Result<Packet> {
+    async fn hear_hello(&self, own_requires: u64, role: Role, holds: bool) -> Result<Packet> {
         let mut bytes = [0; PACKET_BYTES];
         let (peer, entries, []) = self.receive_with::<0>(HELLO, &mut bytes).await?;
         let entries = Entries::read(entries);
@@ -260,6 +279,13 @@ impl Handshake {
                 "the peer, {version}, requires feature {}, which {VERSION_TEXT} does not have: use {version} or later on both sides",
                 (requires & !FEATURES).trailing_zeros(),
                 version = entries.version()
+            )));
+        }
+        if own_requires & !offers != 0 {
+            return Err(self.refuse(format!(
+                "the peer, {}, has no feature {}, messages with a traceparent, which the sender's option `traced` requires: use {VERSION_TEXT} or later on both sides, or leave that option out",
+                entries.version(),
+                (own_requires & !offers).trailing_zeros()
             )));
         }
         if peer.role == role as u32 {
@@ -582,7 +608,7 @@ pub(crate) async fn new_sender(
 ) -> Result<(SenderParts, Doorbells)> {
     let can_barrier = membarrier::register();
     let own = Doorbells::new()?;
-    let peer = handshake.greet(Role::Sender, false, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
+    let peer = handshake.greet_as_sender(options.traced, false, listens).await?;
     let doorbell = handshake.doorbell_for_peer(&own)?;
     let takes_over = peer.holds != 0;
     let (lane, memory, peer_doorbell) = if takes_over {
@@ -641,10 +667,11 @@ pub(crate) async fn surviving_sender(
     listens: bool,
 ) -> Result<()> {
     let can_barrier = membarrier::register();
-    let peer = handshake.greet(Role::Sender, true, listens, || Ok(Limits { lane_bytes: 0, message_bytes: 0 })).await?;
+    let peer = handshake.greet_as_sender(parts.lane.is_traced(), true, listens).await?;
     let lane = &mut parts.lane;
     lane.refresh_head()?;
-    let (tail, head, limit) = (lane.tail(), lane.head(), lane.message_bytes_max());
+    // The page's limit: the producer's own may be lower.
+    let (tail, head, limit) = (lane.tail(), lane.head(), lane.producer_page().message_bytes_max);
     if lane.capacity() > peer.capacity || limit > peer.message_bytes_max {
         return Err(handshake.refuse(format!(
             "the lane to take over has {} bytes and messages of {limit}, the receiver takes {} and {}: raise its capacity and message_bytes_max options",

@@ -148,8 +148,10 @@ impl Packet {
 
 /// The feature that a request may begin with a traceparent.
 pub const TRACED_REQUESTS: u64 = 1 << 0;
+/// The feature that a message of a channel may come with a traceparent. A sender with the option `traced` requires it.
+pub(crate) const TRACED_MESSAGES: u64 = 1 << 1;
 /// Bits of the features that this version has.
-pub(crate) const FEATURES: u64 = TRACED_REQUESTS;
+pub(crate) const FEATURES: u64 = TRACED_REQUESTS | TRACED_MESSAGES;
 
 /// This version, in packets and texts.
 pub(crate) const VERSION_TEXT: &str = concat!("pelton ", env!("CARGO_PKG_VERSION"));

@@ -147,7 +147,8 @@ async fn directory(
     let access = Access { uids: options.uids.clone(), mode: options.mode };
     if make == Make::Create {
         let (capacity, limit) = options.path_sizes()?;
-        return Directory::create(path, &access, capacity, limit, options.checked_lanes()?).map(Arc::new);
+        let lanes = options.checked_lanes()?;
+        return Directory::create(path, &access, capacity, limit, lanes, options.traced).map(Arc::new);
     }
     loop {
         if let Some(directory) = Directory::open(path, &access)? {
@@ -177,6 +178,8 @@ async fn sender(path: PathBuf, options: Settings, make: Make, waiter: Waiter) ->
     // The last receiver may have closed. How much of the memory is allocated is unknown.
     lane.continue_without_consumer();
     lane.set_backed(0);
+    // The channel's creator has decided that.
+    let options = Settings { traced: directory.is_traced(), ..options };
     let mut sender = Sender::new(SenderParts { lane, link, memory }, doorbells, &options)?;
     sender.endpoint.role = Some(role);
     sender.find_and_ring_peer()?;

@@ -28,6 +28,7 @@ pub use crate::receiver::{Ahead, Item};
 use crate::receiver::{Batch, Held, Message, Receiver};
 use crate::sender::{CHECK_AFTER, FreeSpace, Sender, WaitCondition};
 pub use crate::settings::{HANDSHAKE_TIMEOUT, Settings};
+use crate::traceparent::Traceparent;
 pub use crate::transport::SharedLiveness;
 use crate::wait::Deadline;
 pub use crate::wait::{BUSY_POLL, Polled, Side, Spin, busy_poll, wait};
@@ -62,6 +63,19 @@ impl Sender {
     /// As [`Sender::send`].
     pub fn reserve_space(&mut self, bytes: usize, deadline: Deadline) -> Result<Option<ReservedSpace>> {
         self.find_space(bytes, deadline)
+    }
+
+    /// As [`Sender::reserve_space`], for a message with a traceparent: see [`Sender::send_traced`].
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    pub fn reserve_traced_space(
+        &mut self,
+        bytes: usize,
+        traceparent: Traceparent,
+        deadline: Deadline,
+    ) -> Result<Option<ReservedSpace>> {
+        self.find_traced_space(bytes, traceparent, deadline)
     }
 
     /// Where the payload of a reserved space begins. `space.bytes` bytes may be written there until the commit.

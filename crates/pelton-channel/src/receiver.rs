@@ -20,6 +20,7 @@ use crate::options::Options;
 use crate::registry::Registry;
 use crate::role::RoleClaim;
 use crate::settings::Settings;
+use crate::traceparent::Traceparent;
 use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
 use backoff::Backoff;
 use crossbeam_queue::SegQueue;
@@ -269,6 +270,30 @@ impl Receiver {
             Some(record) => Ok(Some(self.copy_out(record, buffer))),
             None => self.copy_slow(buffer, deadline.into()),
         }
+    }
+
+    /// As [`Message::traceparent`], of the message that this receiver copied out last:
+    /// [`Receiver::receive_into`], [`Receiver::receive_vec`].
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// let (mut sender, mut receiver) = pelton::Options::new().traced(true).threads()?;
+    /// let text = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    /// let span = pelton::Traceparent::parse(text).unwrap();
+    /// let _ = sender.send_traced(b"hello", span, pelton::Deadline::Never)?;
+    /// assert_eq!(receiver.receive_vec()?, b"hello");
+    /// assert_eq!(receiver.traceparent(), Some(span));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn traceparent(&self) -> Option<Traceparent> {
+        self.traceparent_of(self.lanes.current.consumer.cursor().seq_before())
+    }
+
+    /// That of message `seq` of the current lane, which was peeked or taken last.
+    #[doc(hidden)]
+    pub fn traceparent_of(&self, seq: u32) -> Option<Traceparent> {
+        Traceparent::decode(self.lanes.current.consumer.trace_of(seq)?)
     }
 
     /// Returns a batch of the messages in the lane; the caller takes as many as it needs. Dropping the batch releases

@@ -4,7 +4,7 @@
 use crate::error::{Error, Result};
 use crate::memory::{GRANULE, LINK_BYTES_MIN, Limits, SHARES, lane_within};
 use crate::wait::{BUSY_POLL, ConnectDeadline, Deadline, Wait};
-use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, message_bytes_limit};
+use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, message_bytes_limit, traced_message_bytes_limit};
 use std::time::Duration;
 
 /// Default of [`Options::resident_max`](crate::Options::resident_max).
@@ -22,6 +22,8 @@ pub struct Settings {
     pub usual_capacity: u64,
     /// Limit of a message; `None`: what the capacity permits.
     pub message_bytes_max: Option<u64>,
+    /// Whether messages may carry a traceparent.
+    pub traced: bool,
     /// Limit of the memory that peers can make this side use.
     pub memory: Option<u64>,
     /// How this side waits.
@@ -60,6 +62,7 @@ impl Default for Settings {
             call_bytes_max: 64 << 20,
             busy_poll: BUSY_POLL,
             message_bytes_max: None,
+            traced: false,
             memory: None,
             wait: Wait::default(),
             uids: Vec::new(),
@@ -81,7 +84,7 @@ impl Settings {
     /// lanes.
     pub fn of_link(&self) -> Result<Settings> {
         // A link reports no membership events, because they are not requests.
-        let options = Settings { usual_capacity: 4 << 20, membership_events: false, ..self.clone() };
+        let options = Settings { usual_capacity: 4 << 20, membership_events: false, traced: false, ..self.clone() };
         match options.checked_sizes()? {
             (_, limit) if limit < LINK_BYTES_MIN => Err(Error::Option {
                 option: "message_bytes_max",
@@ -158,14 +161,14 @@ impl Settings {
         let most =
             self.memory.map_or(u64::MAX, |memory| lane_within(memory / u64::from(self.checked_lanes().unwrap_or(1))));
         let capacity = capacity.min(most.max(CAPACITY_MIN));
-        Ok((capacity, limit.min(message_bytes_limit(capacity))))
+        Ok((capacity, limit.min(self.limit_of(capacity))))
     }
 
     /// The capacity and the message limit of a lane that the peer accepts.
     pub(crate) fn sizes_within(&self, within: Limits) -> Result<(u64, u64)> {
         let (capacity, limit) = self.checked_sizes()?;
         let capacity = capacity.min(lane_within(within.lane_bytes));
-        let most = message_bytes_limit(capacity).min(within.message_bytes);
+        let most = self.limit_of(capacity).min(within.message_bytes);
         match self.message_bytes_max {
             // A request or reply above the lane's message limit is sent in pieces.
             Some(found) if found > most && within.message_bytes != Limits::ALL.message_bytes => {
@@ -179,6 +182,11 @@ impl Settings {
         }
     }
 
+    /// The largest message of a lane of this side with this capacity.
+    fn limit_of(&self, capacity: u64) -> u64 {
+        if self.traced { traced_message_bytes_limit(capacity) } else { message_bytes_limit(capacity) }
+    }
+
     /// The capacity and the message limit that result from these options.
     pub fn checked_sizes(&self) -> Result<(u64, u64)> {
         let capacity = self.capacity.unwrap_or(self.usual_capacity);
@@ -187,7 +195,7 @@ impl Settings {
             return Err(Error::Option { option: "capacity", found: capacity, wanted });
         }
         let capacity = capacity.next_multiple_of(GRANULE);
-        let limit = message_bytes_limit(capacity);
+        let limit = self.limit_of(capacity);
         match self.message_bytes_max {
             Some(bytes) if bytes > limit => Err(Error::Option {
                 option: "message_bytes_max",

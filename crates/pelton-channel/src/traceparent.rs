@@ -1,9 +1,9 @@
-//! The position of a request in a distributed trace, by W3C Trace Context.
+//! The position of a request or a message in a distributed trace, by W3C Trace Context.
 
 use std::fmt::{Display, Formatter};
 
-/// A position in a distributed trace: the trace, the span of the caller, and flags, as in the header `traceparent` of
-/// [W3C Trace Context](https://www.w3.org/TR/trace-context/). pelton transports it and interprets nothing; a library
+/// A position in a distributed trace: the trace, the span of the caller or the sender, and flags, as in the header
+/// `traceparent` of [W3C Trace Context](https://www.w3.org/TR/trace-context/). pelton transports it and interprets nothing; a library
 /// such as OpenTelemetry creates the spans.
 ///
 /// ```
@@ -23,8 +23,8 @@ pub struct Traceparent {
     flags: u8,
 }
 
-/// Bytes of an encoded position, before the payload that it belongs to.
-pub(crate) const BYTES: usize = 32;
+/// Bytes of an encoded position, before the payload or the message that it belongs to.
+pub(crate) const BYTES: usize = pelton_lane::TRACE_BYTES;
 /// The version that this writes. A later one is read as this one, except the invalid 255.
 const VERSION: u8 = 0;
 

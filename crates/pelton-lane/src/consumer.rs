@@ -12,8 +12,8 @@
 use crate::edges::{CLOSE, PUBLISH, RELEASE, failpoint};
 use crate::error::LaneError;
 use crate::layout::{
-    ConsumerPage, MARK, MARK_DESCRIPTORS, MARK_GENERATION, MARK_JUMP, Position, ProducerPage, State, record_bytes,
-    seq_after,
+    ConsumerPage, MARK, MARK_DESCRIPTORS, MARK_GENERATION, MARK_JUMP, MARK_TRACE, Position, ProducerPage, State,
+    TRACE_BYTES, record_bytes, seq_after,
 };
 use crate::memory::{Data, Memory, field};
 use crate::sleep::{PeerState, Sleeper, Wake, Waker};
@@ -39,6 +39,9 @@ pub struct Consumer {
     /// The ticket of the first record in `held`.
     first_ticket: u64,
     generation: u32,
+    /// The number of the last message that came with a position in a trace, and that position; 0: none. The slow path
+    /// sets it, which runs at least once per lap: so no later message has the same number.
+    traced: (u32, [u8; TRACE_BYTES]),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +74,14 @@ impl Record {
 /// change with each message stay in registers until [`Consumer::take_to`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor(Position);
+
+impl Cursor {
+    /// The number of the message before it.
+    pub fn seq_before(&self) -> u32 {
+        // The numbers skip 0.
+        if self.0.seq == 1 { u32::MAX } else { self.0.seq - 1 }
+    }
+}
 
 /// Consecutive whole records as bytes, without marks or gaps between them. The consumer has taken them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +149,7 @@ impl Consumer {
             // Until a mark changes it.
             // SAFETY: the caller guarantees that the page is mapped.
             generation: unsafe { memory.producer.as_ref() }.generation() as u32 & 0x0fff_ffff,
+            traced: (0, [0; TRACE_BYTES]),
         };
         page.state.store(State::Open as u32, CLOSE.store());
         failpoint("consumer attaches: state");
@@ -240,8 +252,32 @@ impl Consumer {
         let found = record_at(self.data(), self.bytes_max, Position { offset: self.cursor, seq: self.seq })?;
         Ok(found.map(|(record, marks)| {
             self.generation = marks.generation.unwrap_or(self.generation);
+            self.traced.0 = 0;
+            if let Some(offset) = marks.trace {
+                self.traced = (record.seq, self.copy_trace(offset));
+            }
             record
         }))
+    }
+
+    /// Copies a trace position, whose place `record_at` has checked.
+    fn copy_trace(&self, offset: u64) -> [u8; TRACE_BYTES] {
+        let mut trace = [0; TRACE_BYTES];
+        #[cfg(loom)]
+        self.data().copy_out_words(offset, &mut trace);
+        // SAFETY: `record_at` has checked that the bytes lie in the data; `trace` has as many.
+        #[cfg(not(loom))]
+        unsafe {
+            self.data().copy_out(offset, TRACE_BYTES as u64, trace.as_mut_ptr());
+        }
+        trace
+    }
+
+    /// The position in a trace of message `seq`, a copy of the producer's bytes, if the message came with one. Only for
+    /// the message that the consumer peeked or took last, or that a cursor of it has just passed.
+    #[inline]
+    pub fn trace_of(&self, seq: u32) -> Option<&[u8; TRACE_BYTES]> {
+        (self.traced.0 == seq && seq != 0).then_some(&self.traced.1)
     }
 
     /// Whether a header is at the cursor: a cheap hint for a spinning caller, which then calls [`Consumer::peek`].
@@ -573,9 +609,9 @@ impl Consumer {
     }
 }
 
-/// The rank of a mark, by its kind. Ranks rise among the marks before one message: jump, generation, descriptors, then
-/// the kinds that a consumer may skip. 0: the mark is corrupt.
-const MARK_RANKS: [u32; 8] = [1, 3, 2, 0, 4, 5, 6, 7];
+/// The rank of a mark, by its kind. Ranks rise among the marks before one message: jump, generation, descriptors,
+/// trace, then the kinds that a consumer may skip.
+const MARK_RANKS: [u32; 8] = [1, 3, 2, 4, 5, 6, 7, 8];
 
 /// The result of a scan of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -651,11 +687,12 @@ pub unsafe fn truncate(data: &Data, page: &ProducerPage, found: &Scan) {
     failpoint("cut: floor");
 }
 
-/// The jump and the generation in the marks before a message.
+/// The jump, the generation, and the offset of the trace position in the marks before a message.
 #[derive(Clone, Copy, Default)]
 struct Marks {
     jump: Option<u64>,
     generation: Option<u32>,
+    trace: Option<u64>,
 }
 
 /// The message at `position`, after its marks, with their contents. Checks every word, as the producer may be hostile.
@@ -686,7 +723,7 @@ fn record_at(data: &Data, bytes_max: u64, position: Position) -> Result<Option<(
         let (kind, value) = (low >> 28 & 7, low & 0x0fff_ffff);
         // Ranks rise, so a hostile producer cannot cause an endless loop.
         let rank = MARK_RANKS[kind as usize];
-        if rank <= rank_seen {
+        if rank <= rank_seen || kind == MARK_TRACE && value != TRACE_BYTES as u32 {
             return Err(LaneError::Corrupt { what: "mark", found: low.into(), wanted: MARK.into() });
         }
         rank_seen = rank;
@@ -698,6 +735,10 @@ fn record_at(data: &Data, bytes_max: u64, position: Position) -> Result<Option<(
             }
             MARK_DESCRIPTORS => descriptors = value,
             MARK_GENERATION => marks.generation = Some(value),
+            MARK_TRACE => {
+                marks.trace = Some(offset);
+                offset += TRACE_BYTES as u64;
+            }
             // A mark of a later version, which this one may skip.
             _ => {}
         }

@@ -659,6 +659,11 @@ pub const fn message_bytes_limit(capacity: u64) -> u64 {
     if half > 0x7fff_fff0 { 0x7fff_fff0 } else { half }
 }
 
+/// As [`message_bytes_limit`], with a mark with a trace position before the message.
+pub const fn traced_message_bytes_limit(capacity: u64) -> u64 {
+    message_bytes_limit(capacity.saturating_sub(2 * TRACE_MARK_BYTES))
+}
+
 /// Whether this capacity is valid: a multiple of 64 between the bounds.
 pub const fn capacity_is_valid(capacity: u64) -> bool {
     capacity >= CAPACITY_MIN && capacity <= CAPACITY_MAX && capacity.is_multiple_of(64)
@@ -672,6 +677,14 @@ pub(crate) const MARK_JUMP: u32 = 0;
 pub(crate) const MARK_DESCRIPTORS: u32 = 1;
 /// The message is the first of a new producer; `value` is its generation modulo 2^28.
 pub(crate) const MARK_GENERATION: u32 = 2;
+
+/// The message's position in a distributed trace follows: `value`, always [`TRACE_BYTES`], bytes between this header
+/// and the next one.
+pub(crate) const MARK_TRACE: u32 = 3;
+/// Bytes of a position in a distributed trace. This crate does not interpret them.
+pub const TRACE_BYTES: usize = 32;
+/// Bytes of a mark with such a position: its header and the position.
+pub(crate) const TRACE_MARK_BYTES: u64 = 8 + TRACE_BYTES as u64;
 
 /// The low half of a mark's header.
 pub(crate) const fn mark(kind: u32, value: u32) -> u32 {

@@ -43,7 +43,8 @@ pub use error::LaneError;
 pub use layout::{
     CAPACITY_MAX, CAPACITY_MIN, ChannelPage, ConsumerPage, LANES_MAX, LAYOUT_SIGNATURE, LAYOUT_TEXT, LastRing,
     MAGIC_CHANNEL, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Position, Preamble, ProducerPage, ReceiverPage,
-    SEGMENT_BYTES, State, WINDOW, WIRE_VERSION, capacity_is_valid, fnv1a, message_bytes_limit, record_bytes, seq_after,
+    SEGMENT_BYTES, State, TRACE_BYTES, WINDOW, WIRE_VERSION, capacity_is_valid, fnv1a, message_bytes_limit,
+    record_bytes, seq_after, traced_message_bytes_limit,
 };
 #[cfg(loom)]
 pub use memory::LoomWord;

@@ -23,8 +23,8 @@ use crate::consumer::Consumer;
 use crate::edges::{CLOSE, PUBLISH, failpoint};
 use crate::error::LaneError;
 use crate::layout::{
-    ConsumerPage, MARK_DESCRIPTORS, MARK_GENERATION, MARK_JUMP, Position, ProducerPage, ReceiverPage, State, WINDOW,
-    header, mark, record_bytes, seq_after,
+    ConsumerPage, MARK_DESCRIPTORS, MARK_GENERATION, MARK_JUMP, MARK_TRACE, Position, ProducerPage, ReceiverPage,
+    State, TRACE_BYTES, TRACE_MARK_BYTES, WINDOW, header, mark, record_bytes, seq_after, traced_message_bytes_limit,
 };
 use crate::memory::{Data, Memory, field};
 use crate::sleep::{PeerState, Sleeper, Wake, Waker};
@@ -83,6 +83,8 @@ pub struct Producer {
     jump: Option<u64>,
     marks: [u32; 2],
     mark_count: usize,
+    /// The position in a trace, in a mark after those.
+    trace: Option<[u8; TRACE_BYTES]>,
 
     head: Position,
     floor: u64,
@@ -92,6 +94,7 @@ pub struct Producer {
     consumer_gone: bool,
     /// The caller knows that the consumer has closed, and continues without one.
     without_consumer: bool,
+    is_traced: bool,
     /// Bytes of the data, from its start, that have memory or disk behind them.
     backed: u64,
     sleeper: Sleeper,
@@ -164,6 +167,7 @@ impl Producer {
             jump: None,
             marks: [0; 2],
             mark_count: 0,
+            trace: None,
             head,
             // A floor is valid only up to the tail. A crash between the stores of floor and tail leaves a floor after
             // the tail.
@@ -172,6 +176,7 @@ impl Producer {
             generation_due: if generation > 1 { Some(generation as u32) } else { None },
             consumer_gone: false,
             without_consumer: false,
+            is_traced: false,
             backed: capacity,
             // SAFETY: the caller guarantees that the page is mapped; `sleep` is a field of it.
             sleeper: Sleeper::new(unsafe { field(memory.producer, |p| &raw mut (*p).sleep) }, can_barrier),
@@ -215,6 +220,18 @@ impl Producer {
         // SAFETY: the caller guarantees that the pages are mapped.
         self.waker = unsafe { waker_of(&self.memory, can_barrier) };
         Ok(self.unreleased())
+    }
+
+    /// Permits [`Producer::try_reserve_traced`]: the lane's consumers know the mark with a trace position. From now on
+    /// the largest message has at most [`traced_message_bytes_limit`], so that an empty lane has space for the mark.
+    pub fn permit_traced(&mut self) {
+        self.is_traced = true;
+        self.bytes_max = self.bytes_max.min(traced_message_bytes_limit(self.capacity));
+    }
+
+    /// Whether [`Producer::permit_traced`] was called.
+    pub fn is_traced(&self) -> bool {
+        self.is_traced
     }
 
     /// Sets the window: how many bytes of the lane the producer uses while the consumer keeps up. Initially [`WINDOW`],
@@ -335,7 +352,7 @@ impl Producer {
     pub fn try_reserve(&mut self, bytes: u64) -> Result<Option<ReservedSpace>, LaneError> {
         match self.reserve_fast(bytes) {
             Some(space) => Ok(Some(space)),
-            None => self.reserve_slow(bytes, 0),
+            None => self.reserve_slow(bytes, 0, None),
         }
     }
 
@@ -362,23 +379,50 @@ impl Producer {
         bytes: u64,
         descriptors: u32,
     ) -> Result<Option<ReservedSpace>, LaneError> {
-        self.reserve_slow(bytes, descriptors)
+        self.reserve_slow(bytes, descriptors, None)
+    }
+
+    /// As [`Producer::try_reserve`], for a message with this position in a trace, in a mark before it.
+    ///
+    /// # Errors
+    /// As [`Producer::try_reserve`].
+    ///
+    /// # Panics
+    /// Without [`Producer::permit_traced`].
+    #[cold]
+    pub fn try_reserve_traced(
+        &mut self,
+        bytes: u64,
+        trace: &[u8; TRACE_BYTES],
+    ) -> Result<Option<ReservedSpace>, LaneError> {
+        assert!(self.is_traced);
+        self.reserve_slow(bytes, 0, Some(trace))
     }
 
     #[cold]
     #[inline(never)]
-    fn reserve_slow(&mut self, bytes: u64, descriptors: u32) -> Result<Option<ReservedSpace>, LaneError> {
+    fn reserve_slow(
+        &mut self,
+        bytes: u64,
+        descriptors: u32,
+        trace: Option<&[u8; TRACE_BYTES]>,
+    ) -> Result<Option<ReservedSpace>, LaneError> {
         if bytes > self.bytes_max {
             return Err(LaneError::TooLarge { bytes, bytes_max: self.bytes_max });
         }
-        if !self.plan_reservation(record_bytes(bytes), descriptors)? {
+        if !self.plan_reservation(record_bytes(bytes), descriptors, trace)? {
             return Ok(None);
         }
         Ok(Some(ReservedSpace { offset: self.header_at + 8, bytes }))
     }
 
     /// Plans records of `records` bytes: sets `header_at`, the marks and the jump. Returns false if the lane is full.
-    fn plan_reservation(&mut self, records: u64, descriptors: u32) -> Result<bool, LaneError> {
+    fn plan_reservation(
+        &mut self,
+        records: u64,
+        descriptors: u32,
+        trace: Option<&[u8; TRACE_BYTES]>,
+    ) -> Result<bool, LaneError> {
         if self.consumer_gone {
             return Err(LaneError::Closed);
         }
@@ -391,14 +435,20 @@ impl Producer {
             self.marks[self.mark_count] = mark(MARK_DESCRIPTORS, descriptors);
             self.mark_count += 1;
         }
+        self.trace = trace.copied();
         // Plus the cleared header after the last record, where the next jump may be written.
-        let need = 8 * self.mark_count as u64 + records + 8;
+        let need = self.marks_bytes() + records + 8;
         let Some(start) = self.find_space(need)? else { return Ok(false) };
         // The producer is awake, so the consumer need not ring.
         self.sleeper.disarm();
         self.jump = (start != self.tail).then_some(start);
-        self.header_at = start + 8 * self.mark_count as u64;
+        self.header_at = start + self.marks_bytes();
         Ok(true)
+    }
+
+    /// Bytes of the current reservation's marks, without a jump.
+    fn marks_bytes(&self) -> u64 {
+        8 * self.mark_count as u64 + if self.trace.is_some() { TRACE_MARK_BYTES } else { 0 }
     }
 
     /// Returns the offset of `need` contiguous bytes, and sets `limit` for the records after them. `None`: the lane is
@@ -565,7 +615,7 @@ impl Producer {
     #[cold]
     #[inline(never)]
     fn publish_marked(&mut self, at: u64, end: u64, word: u64) {
-        let start = self.header_at - 8 * self.mark_count as u64;
+        let start = self.header_at - self.marks_bytes();
         let jump = self.jump.take();
         // Fails only for a space that is not of the current reservation.
         assert!(at == self.header_at && start == jump.unwrap_or(self.tail));
@@ -573,11 +623,19 @@ impl Producer {
         failpoint("marked: before");
         self.data().header(at).store(word, Relaxed);
         failpoint("marked: record");
-        for i in (0..self.mark_count).rev() {
-            let offset = start + 8 * i as u64;
+        let publish_mark = |offset, low| {
             let order = if offset == self.tail { PUBLISH.store() } else { Relaxed };
-            self.data().header(offset).store(header(self.seq, self.marks[i]), order); // [publish]
+            self.data().header(offset).store(header(self.seq, low), order); // [publish]
             failpoint("marked: mark");
+        };
+        if let Some(trace) = &self.trace {
+            let offset = at - TRACE_MARK_BYTES;
+            self.data().copy_in(offset + 8, trace);
+            failpoint("marked: trace");
+            publish_mark(offset, mark(MARK_TRACE, TRACE_BYTES as u32));
+        }
+        for i in (0..self.mark_count).rev() {
+            publish_mark(start + 8 * i as u64, self.marks[i]);
         }
         if let Some(target) = jump {
             if target > self.tail {
@@ -676,7 +734,7 @@ impl Producer {
         if records > records_max {
             return Err(LaneError::TooLarge { bytes: records, bytes_max: records_max });
         }
-        Ok(self.plan_reservation(records, 0)?.then(|| self.begin_batch(records)))
+        Ok(self.plan_reservation(records, 0, None)?.then(|| self.begin_batch(records)))
     }
 
     #[inline(always)]
@@ -786,7 +844,7 @@ impl Producer {
     /// Whether the lane has space for a message of `bytes` and its marks. If only the message without marks fits, this
     /// returns false. No wake-up is lost: the consumer rings at a release, and an empty lane has space for both.
     fn has_space(&mut self, bytes: u64) -> bool {
-        let marks = 16;
+        let marks = if self.is_traced { 16 + TRACE_MARK_BYTES } else { 16 };
         let found = self.find_space(marks + record_bytes(bytes.min(self.bytes_max)) + 8);
         // The reservation reports `Unbacked`.
         matches!(found, Ok(Some(_)) | Err(LaneError::Unbacked { .. }))

@@ -89,10 +89,13 @@ func (d *Directory) makeLane(number int) error {
 // temporaryCount numbers this process's temporary directories.
 var temporaryCount atomic.Uint32
 
+// IsTraced reports whether the channel's messages may carry a traceparent.
+func (d *Directory) IsTraced() bool { return d.header.isTraced }
+
 // Create creates the channel, or opens an existing one with the sizes that it was created with.
-func Create(path string, access Access, makes limits.Limits, lanes int) (*Directory, error) {
+func Create(path string, access Access, makes limits.Limits, lanes int, isTraced bool) (*Directory, error) {
 	header := channelHeader{capacity: makes.LaneBytes, bytesMax: makes.MessageBytes, lanesMax: uint32(max(lanes, 1)),
-		mode: access.Mode}
+		mode: access.Mode, isTraced: isTraced}
 	var err error
 	if header.bootID, err = bootID(); err != nil {
 		return nil, err

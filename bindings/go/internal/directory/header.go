@@ -34,6 +34,8 @@ type channelHeader struct {
 	lanesMax           uint32
 	mode               uint32
 	bootID             [16]byte
+	// It requires the feature of messages with a traceparent, the only one that this version knows.
+	isTraced bool
 }
 
 func (h *channelHeader) encode() []byte {
@@ -47,6 +49,9 @@ func (h *channelHeader) encode() []byte {
 	copy(b[96:], h.bootID[:])
 	le.PutUint64(b[112:], Checksum(b))
 	le.PutUint32(b[lanesAt:], 1)
+	if h.isTraced {
+		le.PutUint64(b[featuresRequiredAt:], packet.TracedMessages)
+	}
 	return b
 }
 
@@ -58,11 +63,15 @@ func Checksum(b []byte) uint64 {
 }
 
 func (h *channelHeader) problem() string {
+	limit := lane.MessageBytesLimit(h.capacity)
+	if h.isTraced {
+		limit = lane.TracedMessageBytesLimit(h.capacity)
+	}
 	switch {
 	case !lane.CapacityIsValid(h.capacity):
 		return fmt.Sprintf("capacity %d, wanted a multiple of 64 from 4096 to 16 GiB", h.capacity)
-	case h.bytesMax > lane.MessageBytesLimit(h.capacity):
-		return fmt.Sprintf("a message limit of %d, wanted at most %d", h.bytesMax, lane.MessageBytesLimit(h.capacity))
+	case h.bytesMax > limit:
+		return fmt.Sprintf("a message limit of %d, wanted at most %d", h.bytesMax, limit)
 	case h.lanesMax < 1 || h.lanesMax > 1024:
 		return fmt.Sprintf("%d lanes, wanted 1 to 1024", h.lanesMax)
 	case h.mode&^0o777 != 0 || h.mode&0o700 != 0o700:
@@ -105,6 +114,8 @@ func (d *Directory) readHeader(mode uint32) error {
 	h := channelHeader{capacity: le.Uint64(b[64:]), bytesMax: le.Uint64(b[72:]), lanesMax: le.Uint32(b[80:]),
 		mode: le.Uint32(b[84:])}
 	copy(h.bootID[:], b[96:])
+	required := atomic.LoadUint64(word64(d.page.Bytes[featuresRequiredAt:]))
+	h.isTraced = required&packet.TracedMessages != 0
 	if problem := h.problem(); problem != "" {
 		return d.refuse("its file channel says %s: %s", problem, damaged)
 	}
@@ -112,7 +123,7 @@ func (d *Directory) readHeader(mode uint32) error {
 		return d.refuse("it was made with mode %o, this side permits at most %o: allow more in the options", h.mode,
 			mode)
 	}
-	if required := atomic.LoadUint64(word64(d.page.Bytes[featuresRequiredAt:])); required != 0 {
+	if required &^= packet.TracedMessages; required != 0 {
 		return d.refuse("it requires feature %d, which %s does not have: use the version that made it, or a later one",
 			bits.TrailingZeros64(required), packet.Version)
 	}

@@ -442,7 +442,7 @@ func (s *Handshake) SurvivingSender(out *link.Outgoing, listens bool) error {
 	if _, err := producer.PollHead(); err != nil {
 		return s.Report(fail.Lane(err))
 	}
-	offer := packet.NewLane(packet.KindProducer, producer.Capacity(), producer.BytesMax(), producer.Tail(),
+	offer := packet.NewLane(packet.KindProducer, producer.Capacity(), producer.PageBytesMax(), producer.Tail(),
 		producer.Head())
 	offer.Generation = producer.Generation()
 	// The process of a receiver that has closed may still read messages that it holds. A candidate whose handshake

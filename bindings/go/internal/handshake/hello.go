@@ -17,7 +17,9 @@ func (s *Handshake) ExchangeHello(own packet.Role, holds, listens bool,
 		if err != nil {
 			return err
 		}
-		return s.send(packet.NewHello(own, holds, takes))
+		hello := packet.NewHello(own, holds, takes)
+		hello.Floor = s.requires(own)
+		return s.send(hello)
 	}
 	if !listens {
 		if err := say(); err != nil {
@@ -56,6 +58,10 @@ func (s *Handshake) checkHello(peer packet.Packet, own packet.Role, holds bool) 
 		return s.Refuse("the peer, %s, requires feature %d, which %s does not have: use the peer's version or a later one on both sides",
 			version, bits.TrailingZeros64(found), packet.Version)
 	}
+	if found := s.requires(own) &^ offers; found != 0 {
+		return s.Refuse("the peer, %s, has no feature %d, messages with a traceparent, which the sender's option Traced requires: use %s or later on both sides, or leave that option out",
+			version, bits.TrailingZeros64(found), packet.Version)
+	}
 	switch {
 	case peer.Role == own:
 		return s.Refuse("both sides are the %v: one must be the other", own)
@@ -70,6 +76,14 @@ func (s *Handshake) checkHello(peer packet.Packet, own packet.Role, holds bool) 
 			lane.CapacityMin)
 	}
 	return nil
+}
+
+// requires returns the features that this side requires of the peer.
+func (s *Handshake) requires(own packet.Role) uint64 {
+	if own == packet.RoleSender && s.Settings.Traced {
+		return packet.TracedMessages
+	}
+	return 0
 }
 
 // noLane is the limit of a sender, which takes no fresh lane.

@@ -37,6 +37,8 @@ type Record struct {
 	Seq           uint32
 	// Descriptors travel with the message, over the socket.
 	Descriptors uint32
+	// Where the message's position in a trace begins; 0 if it has none.
+	trace uint64
 }
 
 // NewConsumer returns the consumer of a lane whose oldest unreleased record is, or will be, at the head in its own
@@ -154,7 +156,7 @@ func recordAt(data []byte, bytesMax, word uint64, place Position) (record Record
 		}
 		kind, value := low>>28&7, low&valueMask
 		// Each kind at most once, in order: a producer cannot send the reader round in circles.
-		if kind == markNone || ranks>>markRank[kind] != 0 {
+		if ranks>>markRank[kind] != 0 || kind == markTrace && value != TraceBytes {
 			return record, generation, false, &Corrupt{"mark", uint64(low), markBit}
 		}
 		ranks |= 1 << markRank[kind]
@@ -166,6 +168,9 @@ func recordAt(data []byte, bytesMax, word uint64, place Position) (record Record
 			record.Descriptors = value
 		case markGeneration:
 			generation = int64(value)
+		case markTrace:
+			record.trace = offset
+			offset += TraceBytes
 		}
 		if offset+16 > capacity {
 			return record, generation, false, &Corrupt{"place after a mark", offset, capacity - 16}
@@ -178,6 +183,15 @@ func recordAt(data []byte, bytesMax, word uint64, place Position) (record Record
 // change it.
 func (c *Consumer) Payload(record Record) []byte {
 	return c.memory.Data[record.Offset+8:][:record.Bytes:record.Bytes]
+}
+
+// CopyTrace copies the message's position in a trace, if it has one, before the message is released.
+func (c *Consumer) CopyTrace(record Record) (trace [TraceBytes]byte, ok bool) {
+	if record.trace == 0 {
+		return trace, false
+	}
+	copy(trace[:], c.memory.Data[record.trace:])
+	return trace, true
 }
 
 // Word returns one of the first words of the message, loaded once. The caller has checked the length.

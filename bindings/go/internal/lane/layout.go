@@ -124,18 +124,25 @@ const (
 	stateClosed = 2
 )
 
-// Kinds of marks. This version skips kinds above markNone, which carry information for later versions.
+// Kinds of marks. This version skips kinds above markTrace, which carry information for later versions.
 const (
 	markBit         = 1 << 31
 	markJump        = 0
 	markDescriptors = 1
 	markGeneration  = 2
-	markNone        = 3
+	markTrace       = 3
 	valueMask       = 0x0fffffff
 )
 
 // markRank is the order of marks before one message, by their kind.
-var markRank = [8]uint32{markJump: 0, markGeneration: 1, markDescriptors: 2, 4: 3, 5: 4, 6: 5, 7: 6}
+var markRank = [8]uint32{markJump: 0, markGeneration: 1, markDescriptors: 2, markTrace: 3, 4: 4, 5: 5, 6: 6, 7: 7}
+
+// TraceBytes is the size of a position in a distributed trace, which is behind a mark. This package does not interpret
+// it.
+const TraceBytes = 32
+
+// traceMarkBytes is what a mark with such a position takes.
+const traceMarkBytes = 8 + TraceBytes
 
 // CapacityIsValid reports whether a lane can have this number of bytes.
 func CapacityIsValid(capacity uint64) bool {
@@ -145,6 +152,11 @@ func CapacityIsValid(capacity uint64) bool {
 // MessageBytesLimit returns the largest message that a lane of a valid capacity may permit.
 func MessageBytesLimit(capacity uint64) uint64 {
 	return min(capacity/2-32, 1<<31-16)
+}
+
+// TracedMessageBytesLimit is as [MessageBytesLimit], with space for a mark with a trace position before the message.
+func TracedMessageBytesLimit(capacity uint64) uint64 {
+	return min(capacity/2-32-traceMarkBytes, 1<<31-16)
 }
 
 // RecordBytes returns the bytes of a message with its header and padding.

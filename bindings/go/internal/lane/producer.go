@@ -44,7 +44,11 @@ type Producer struct {
 	jumps     bool
 	marks     [2]uint32
 	markCount uint64
-	batch     batch
+	// The position in a trace, in a mark after those; nil: none.
+	trace *[TraceBytes]byte
+	// Such marks are permitted.
+	isTraced bool
+	batch    batch
 
 	sleeper Sleeper
 	waker   waker
@@ -186,6 +190,16 @@ func (p *Producer) AttachConsumer(consumer, receiver []byte) {
 // MoveTo continues in other data, to which the caller has copied all but what is [Producer.Idle].
 func (p *Producer) MoveTo(data []byte) { p.memory.Data = data }
 
+// PermitTraced permits [Producer.TryReserveTraced]: the lane's consumers know the mark with a trace position. From now
+// on the largest message has at most [TracedMessageBytesLimit], so that an empty lane has space for the mark.
+func (p *Producer) PermitTraced() {
+	p.isTraced = true
+	p.bytesMax = min(p.bytesMax, TracedMessageBytesLimit(p.capacity))
+}
+
+// IsTraced reports whether [Producer.PermitTraced] was called.
+func (p *Producer) IsTraced() bool { return p.isTraced }
+
 // TryReserve reserves space for one message of this number of bytes, with a mark before it if descriptors travel with
 // it. It returns false if the lane is full. The slice is written in place until Commit; what is not committed never
 // existed.
@@ -200,7 +214,22 @@ func (p *Producer) TryReserve(bytes uint64, descriptors uint32) ([]byte, bool, e
 	if bytes > p.bytesMax {
 		return nil, false, &TooLarge{bytes, p.bytesMax}
 	}
-	fits, err := p.makeRoom(RecordBytes(bytes), descriptors)
+	return p.reserve(bytes, descriptors, nil)
+}
+
+// TryReserveTraced is as TryReserve, for a message with this position in a trace. Only after PermitTraced.
+func (p *Producer) TryReserveTraced(bytes uint64, trace *[TraceBytes]byte) ([]byte, bool, error) {
+	if !p.isTraced {
+		panic("lane: a trace position in a lane that has none")
+	}
+	if bytes > p.bytesMax {
+		return nil, false, &TooLarge{bytes, p.bytesMax}
+	}
+	return p.reserve(bytes, 0, trace)
+}
+
+func (p *Producer) reserve(bytes uint64, descriptors uint32, trace *[TraceBytes]byte) ([]byte, bool, error) {
+	fits, err := p.makeRoom(RecordBytes(bytes), descriptors, trace)
 	if err != nil || !fits {
 		return nil, false, err
 	}
@@ -209,7 +238,7 @@ func (p *Producer) TryReserve(bytes uint64, descriptors uint32) ([]byte, bool, e
 }
 
 // makeRoom sets where the next records go, and what comes before them. It returns false if there is no space.
-func (p *Producer) makeRoom(records uint64, descriptors uint32) (bool, error) {
+func (p *Producer) makeRoom(records uint64, descriptors uint32, trace *[TraceBytes]byte) (bool, error) {
 	if p.consumerGone {
 		return false, ErrConsumerClosed
 	}
@@ -223,15 +252,24 @@ func (p *Producer) makeRoom(records uint64, descriptors uint32) (bool, error) {
 		p.marks[p.markCount] = markBit | markDescriptors<<28 | descriptors
 		p.markCount++
 	}
+	p.trace = trace
 	// The cleared header after the last record is also where the next jump goes.
-	start, fits, err := p.place(8*p.markCount + records + 8)
+	start, fits, err := p.place(p.marksBytes() + records + 8)
 	if err != nil || !fits {
 		return false, err
 	}
 	p.sleeper.Disarm()
 	p.jumps, p.jump = start != p.tail, start
-	p.at = start + 8*p.markCount
+	p.at = start + p.marksBytes()
 	return true, nil
+}
+
+// marksBytes returns the bytes of the reservation's marks, without a jump.
+func (p *Producer) marksBytes() uint64 {
+	if p.trace != nil {
+		return 8*p.markCount + traceMarkBytes
+	}
+	return 8 * p.markCount
 }
 
 // place finds need contiguous bytes, and sets the limit for the records after them. The letters name the cases of
@@ -338,14 +376,23 @@ func (p *Producer) publish(word uint64) {
 		return
 	}
 	*word64(data, p.at) = word
-	for i := p.markCount; i > 0; i-- {
-		offset := p.at - 8*(p.markCount-i+1)
-		mark := uint64(p.seq)<<32 | uint64(p.marks[i-1])
+	publishMark := func(offset uint64, low uint32) {
+		mark := uint64(p.seq)<<32 | uint64(low)
 		if offset == p.tail {
 			store64(data, offset, mark) // [publish]
 		} else {
 			*word64(data, offset) = mark
 		}
+	}
+	offset := p.at
+	if p.trace != nil {
+		offset -= traceMarkBytes
+		copy(data[offset+8:], p.trace[:])
+		publishMark(offset, markBit|markTrace<<28|TraceBytes)
+	}
+	for i := p.markCount; i > 0; i-- {
+		offset -= 8
+		publishMark(offset, p.marks[i-1])
 	}
 	if p.jumps {
 		if p.jump > p.tail {
@@ -401,7 +448,7 @@ func (p *Producer) TryBeginBatch(records uint64) (bool, error) {
 	if most := RecordBytes(p.bytesMax); records > most {
 		return false, &TooLarge{records, most}
 	}
-	fits, err := p.makeRoom(records, 0)
+	fits, err := p.makeRoom(records, 0, nil)
 	if err != nil || !fits {
 		return false, err
 	}
@@ -467,7 +514,11 @@ func (p *Producer) Arm(bytes uint64, empty bool, membarrier func() bool) (bool, 
 	if err == nil && empty {
 		there = p.Unreleased() == 0
 	} else if err == nil {
-		_, there, err = p.place(16 + RecordBytes(min(bytes, p.bytesMax)) + 8)
+		marks := uint64(16)
+		if p.isTraced {
+			marks += traceMarkBytes
+		}
+		_, there, err = p.place(marks + RecordBytes(min(bytes, p.bytesMax)) + 8)
 		var unbacked *Unbacked
 		if errors.As(err, &unbacked) {
 			// The reservation finds out whether it can be allocated.
@@ -541,6 +592,9 @@ func (p *Producer) Unreleased() uint64 { return p.Tail().Since(p.head) }
 
 // Capacity returns the bytes of data.
 func (p *Producer) Capacity() uint64 { return p.capacity }
+
+// PageBytesMax returns the limit in the producer's page, for the peer; that of BytesMax may be lower.
+func (p *Producer) PageBytesMax() uint64 { return load64(p.memory.Producer, producerBytesMax) }
 
 // BytesMax returns the largest message in bytes.
 func (p *Producer) BytesMax() uint64 { return p.bytesMax }

@@ -40,6 +40,7 @@ func TestEveryImageOfMemoryIsReadAsTheVectorsSay(t *testing.T) {
 				Payload     *string
 				Descriptors uint32
 				Generation  uint32
+				Trace       *string
 			}
 			Then json.RawMessage
 		}
@@ -93,6 +94,11 @@ func TestEveryImageOfMemoryIsReadAsTheVectorsSay(t *testing.T) {
 				}
 				if message.Payload != nil && hex.EncodeToString(consumer.Payload(record)) != *message.Payload {
 					t.Fatalf("message %d has payload %x", message.Seq, consumer.Payload(record))
+				}
+				trace, isTraced := consumer.CopyTrace(record)
+				if isTraced != (message.Trace != nil) ||
+					isTraced && hex.EncodeToString(trace[:]) != *message.Trace {
+					t.Fatalf("message %d has trace position %v %x", message.Seq, isTraced, trace)
 				}
 				consumer.Take(record)
 				consumer.ReleaseTaken()

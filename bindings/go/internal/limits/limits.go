@@ -39,6 +39,8 @@ type Settings struct {
 	MessageBytes uint64
 	// What this side takes from a peer of the same user, and of another user.
 	TakesOfOwn, TakesOfOthers Limits
+	// Messages that this side sends may carry a traceparent.
+	Traced bool
 	// The largest request, reply or part that this side of calls takes.
 	CallBytes uint64
 }

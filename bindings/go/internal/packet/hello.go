@@ -15,8 +15,12 @@ const Version = "pelton 0.2.0"
 // TracedRequests is the feature that a request may begin with a traceparent.
 const TracedRequests uint64 = 1 << 0
 
-// FeaturesOffered has a bit for each feature of this version. None is required.
-const FeaturesOffered = TracedRequests
+// TracedMessages is the feature that a message of a channel may come with a traceparent. A sender with that option
+// requires it.
+const TracedMessages uint64 = 1 << 1
+
+// FeaturesOffered has a bit for each feature of this version.
+const FeaturesOffered = TracedRequests | TracedMessages
 
 const (
 	entryVersion = 1

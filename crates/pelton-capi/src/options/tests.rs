@@ -26,12 +26,13 @@ fn with(option: &str) -> ChannelOptions {
         "create" => options.create = 1,
         "mode" => options.mode = 0o700,
         "lanes" => options.lanes = 2,
+        "traced" => options.traced = 1,
         other => panic!("no option {other}"),
     }
     options
 }
 
-const ALL: [&str; 9] = [
+const ALL: [&str; 10] = [
     "capacity",
     "message_bytes_max",
     "resident_bytes_max",
@@ -41,6 +42,7 @@ const ALL: [&str; 9] = [
     "create",
     "mode",
     "lanes",
+    "traced",
 ];
 
 #[test]

@@ -1,9 +1,10 @@
 //! The contents of a channel's files: the channel's header, and the preamble of every page.
 
 use crate::error::{Error, Result};
+use crate::packet::TRACED_MESSAGES;
 use pelton_lane::{
     ChannelPage, LANES_MAX, LAYOUT_SIGNATURE, MAGIC_CHANNEL, Preamble, SEGMENT_BYTES, WIRE_VERSION, capacity_is_valid,
-    fnv1a, message_bytes_limit,
+    fnv1a, message_bytes_limit, traced_message_bytes_limit,
 };
 use std::io::ErrorKind;
 use std::mem::offset_of;
@@ -26,6 +27,8 @@ pub(super) struct Header {
     pub(super) lanes_max: u32,
     pub(super) mode: u32,
     pub(super) boot_id: [u8; 16],
+    /// Whether it requires [`TRACED_MESSAGES`], the only feature that this version knows.
+    pub(super) is_traced: bool,
 }
 
 impl Header {
@@ -43,6 +46,8 @@ impl Header {
         put(offset_of!(ChannelPage, mode), &self.mode.to_le_bytes());
         put(offset_of!(ChannelPage, boot_id), &self.boot_id);
         put(LANES_AT, &1u32.to_le_bytes());
+        let features = if self.is_traced { TRACED_MESSAGES } else { 0 };
+        put(offset_of!(ChannelPage, features_required), &features.to_le_bytes());
         let checksum = fnv1a(&bytes[..ChannelPage::CHECKED_BYTES]);
         bytes[offset_of!(ChannelPage, checksum)..][..8].copy_from_slice(&checksum.to_le_bytes());
         bytes
@@ -55,14 +60,16 @@ impl Header {
         if found != wanted {
             return Err(format!("{CHANNEL} has checksum {found:#018x}, its bytes come to {wanted:#018x}: {DAMAGED}"));
         }
+        let features = u64_at(bytes, offset_of!(ChannelPage, features_required));
         let header = Header {
+            is_traced: features & TRACED_MESSAGES != 0,
             capacity: u64_at(bytes, offset_of!(ChannelPage, capacity)),
             message_bytes_max: u64_at(bytes, offset_of!(ChannelPage, message_bytes_max)),
             lanes_max: u32_at(bytes, offset_of!(ChannelPage, lanes_max)),
             mode: u32_at(bytes, offset_of!(ChannelPage, mode)),
             boot_id: array_at(bytes, offset_of!(ChannelPage, boot_id)),
         };
-        let unknown = u64_at(bytes, offset_of!(ChannelPage, features_required));
+        let unknown = features & !TRACED_MESSAGES;
         if unknown != 0 {
             return Err(format!(
                 "{CHANNEL} requires feature {}, which this version of pelton does not have: use the version that made it, or a later one",
@@ -84,7 +91,8 @@ impl Header {
     }
 
     pub(super) fn problem(&self) -> Option<(&'static str, u64, String)> {
-        let limit = message_bytes_limit(self.capacity);
+        let limit_of = if self.is_traced { traced_message_bytes_limit } else { message_bytes_limit };
+        let limit = limit_of(self.capacity);
         if !capacity_is_valid(self.capacity) {
             return Some(("capacity", self.capacity, "a multiple of 64 from 4096 to 16 GiB".to_owned()));
         }

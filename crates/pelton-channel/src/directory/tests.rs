@@ -26,7 +26,7 @@ fn mode(mode: u32) -> Access {
 }
 
 fn create(path: &Path, lanes_max: u32) -> Result<Directory> {
-    Directory::create(path, &mode(0o700), CAPACITY, LIMIT, lanes_max)
+    Directory::create(path, &mode(0o700), CAPACITY, LIMIT, lanes_max, false)
 }
 
 fn open(path: &Path) -> Result<Option<Directory>> {
@@ -135,7 +135,7 @@ fn a_channel_is_made_opened_used_and_removed() {
         let root = tempfile::tempdir_in(parent).unwrap();
         let path = root.path().join("channel");
         assert!(open(&path).unwrap().is_none());
-        let directory = Directory::create(&path, &mode(0o750), 1 << 20, LIMIT, 2).unwrap();
+        let directory = Directory::create(&path, &mode(0o750), 1 << 20, LIMIT, 2, false).unwrap();
         let names = [
             "0.bell",
             "0.consumer",
@@ -190,7 +190,7 @@ fn a_channel_is_made_opened_used_and_removed() {
 #[test]
 fn creating_an_existing_channel_opens_it_whatever_its_sizes() {
     let (_root, path) = channel();
-    let directory = Directory::create(&path, &mode(0o700), 1 << 20, 1, 7).unwrap();
+    let directory = Directory::create(&path, &mode(0o700), 1 << 20, 1, 7, false).unwrap();
     assert_eq!((directory.capacity(), directory.message_bytes_max(), directory.lanes_max()), (CAPACITY, LIMIT, 2));
 }
 
@@ -504,7 +504,7 @@ fn a_full_file_system_is_an_error_and_leaves_nothing() {
     let (root, _) = root();
     let Some(mounted) = Mounted::tmpfs(&root.path().join("mounted"), "size=128k") else { return };
     let path = mounted.0.join("ch");
-    let make = || Directory::create(&path, &mode(0o700), 1 << 20, LIMIT, 3);
+    let make = || Directory::create(&path, &mode(0o700), 1 << 20, LIMIT, 3, false);
     let error = make().unwrap_err();
     assert!(matches!(error, Error::NoSpace { bytes: WINDOW, .. }), "{error:?}");
     let says = format!("no space for 262144 bytes of {}/0.data: free some, or have it", path.display());
@@ -532,7 +532,7 @@ fn a_full_file_system_is_an_error_and_leaves_nothing() {
             return;
         };
         let path = mounted.0.join("ch");
-        let error = Directory::create(&path, &mode(0o700), 1 << 20, LIMIT, 3).unwrap_err();
+        let error = Directory::create(&path, &mode(0o700), 1 << 20, LIMIT, 3, false).unwrap_err();
         assert!(matches!(error, Error::NoSpace { .. }), "{inodes}: {error:?}");
         assert!(files_of(&mounted.0).is_empty(), "{inodes}");
     }

@@ -86,6 +86,30 @@ mod vectors {
         }
     }
 
+    #[test]
+    fn a_sender_of_messages_with_traceparents_and_a_receiver_that_does_not_know_them_refuse_each_other() {
+        let (handshake, peer) = handshake_with_peer();
+        let hello = Packet { tail: TRACED_REQUESTS, ..Packet::hello(Role::Receiver, false, Limits::ALL) };
+        let mut bytes = hello.encode().to_vec();
+        bytes.extend(entry(ENTRY_VERSION, b"pelton 0.1.9"));
+        assert!(peer.try_send(&bytes, &[]).unwrap());
+        let error = in_call(handshake.greet_as_sender(true, false, true)).unwrap_err().to_string();
+        for text in ["pelton 0.1.9", "feature 1", "`traced`", "or leave that option out"] {
+            assert!(error.contains(text), "{error}");
+        }
+        let mut bytes = [0; PACKET_BYTES];
+        let (len, ..) = peer.try_receive(&mut bytes).unwrap().unwrap();
+        assert_eq!(format!("{}", refusal(&bytes[..len]).unwrap()), error);
+
+        // Without the option, the same receiver is accepted, and nothing is required of it.
+        let (handshake, peer) = handshake_with_peer();
+        assert!(peer.try_send(&hello.encode(), &[]).unwrap());
+        in_call(handshake.greet_as_sender(false, false, true)).unwrap();
+        let (len, ..) = peer.try_receive(&mut bytes).unwrap().unwrap();
+        let said = Packet::decode(&bytes[..len]).unwrap();
+        assert_eq!((said.required(), said.offered()), (0, TRACED_REQUESTS | TRACED_MESSAGES));
+    }
+
     /// A handshake of this side, and the socket of its simulated peer.
     fn handshake_with_peer() -> (Handshake, Socket) {
         let thread = std::thread::current().id();

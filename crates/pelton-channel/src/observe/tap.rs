@@ -32,6 +32,7 @@
 #[cfg(test)]
 mod tests;
 
+use crate::traceparent::{self, Traceparent};
 use pelton_lane::{CAPACITY_MAX, Position, record_bytes, seq_after};
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
@@ -93,6 +94,8 @@ pub struct Tapped<'a> {
     pub seq: u32,
     /// Its bytes.
     pub payload: &'a [u8],
+    /// The position of its sender in a distributed trace: as [`Message::traceparent`](crate::Message::traceparent).
+    pub traceparent: Option<Traceparent>,
     /// Whether the copy is proven to be whole. Otherwise the message was released before the end of the copy, or its
     /// receiver has ended. The copy is
     /// whole unless the sender, at that moment, had written a part of the next message there, or had returned the
@@ -145,6 +148,8 @@ struct Found {
     /// In the copy: where its header begins, and the bytes of its payload.
     at: usize,
     bytes: usize,
+    /// In the copy: where its trace position begins.
+    trace: Option<usize>,
 }
 
 /// What the tap finds at a place.
@@ -152,13 +157,11 @@ enum Parsed {
     Record {
         at: u64,
         bytes: u64,
+        /// Where its trace position begins.
+        trace: Option<u64>,
     },
     /// The copy does not have so many bytes there.
-    Outside {
-        at: u64,
-        bytes: u64,
-        rank: u32,
-    },
+    Outside { at: u64, bytes: u64, rank: u32 },
     /// No record with this number.
     Missing,
 }
@@ -331,7 +334,7 @@ impl Tap {
             let is_chain = before.exact == Some(next);
             let is_tail_same = is_any_released && is_chain && self.tail()?.exact == Some(next);
             for found in &self.found {
-                let Found { seq, at, bytes } = *found;
+                let Found { seq, at, bytes, trace } = *found;
                 let begin = self.base + at as u64;
                 let is_released = is_before(seq, head.seq);
                 if is_released && !(is_tail_same && begin + record_bytes(bytes as u64) <= tail.offset) {
@@ -339,7 +342,9 @@ impl Tap {
                     continue;
                 }
                 let is_proven = !is_released && is_live;
-                each(Tapped { seq, payload: &self.copy[at + 8..at + 8 + bytes], is_proven })?;
+                let bytes_of_trace = |at: usize| self.copy.get(at..)?.first_chunk();
+                let traceparent = trace.and_then(bytes_of_trace).and_then(Traceparent::decode);
+                each(Tapped { seq, payload: &self.copy[at + 8..at + 8 + bytes], traceparent, is_proven })?;
             }
             self.next = next;
         }
@@ -369,8 +374,9 @@ impl Tap {
             match self.parse(offset, rank, seq) {
                 // A jump back begins the next copy: the records after it may lie where those before it were.
                 Parsed::Record { at, .. } if at < offset && !self.found.is_empty() => break,
-                Parsed::Record { at, bytes } => {
-                    self.found.push(Found { seq, at: (at - self.base) as usize, bytes: bytes as usize });
+                Parsed::Record { at, bytes, trace } => {
+                    let trace = trace.map(|trace| (trace - self.base) as usize);
+                    self.found.push(Found { seq, at: (at - self.base) as usize, bytes: bytes as usize, trace });
                     (offset, rank, seq) = (at + record_bytes(bytes), 0, seq_after(seq));
                 }
                 Parsed::Outside { at, bytes, .. } if bytes > MESSAGE_BYTES_MAX => {
@@ -439,8 +445,12 @@ impl Tap {
 
     /// The record with number `seq` whose marks, if it has any, begin at `at`. The checks are those of a consumer.
     fn parse(&self, mut at: u64, mut rank: u32, seq: u32) -> Parsed {
+        // Where a mark with a trace position begins, and the rank before it. A copy that begins later lacks it.
+        let mut traced = None;
         loop {
-            let Some(word) = self.copied(at) else { return Parsed::Outside { at, bytes: 8, rank } };
+            let (begin, rank_before) = traced.unwrap_or((at, rank));
+            let outside = |bytes| Parsed::Outside { at: begin, bytes: at - begin + bytes, rank: rank_before };
+            let Some(word) = self.copied(at) else { return outside(8) };
             let low = word as u32;
             if (word >> 32) as u32 != seq {
                 return Parsed::Missing;
@@ -451,15 +461,20 @@ impl Tap {
                     return Parsed::Missing;
                 }
                 if at + 8 + bytes > self.base + self.copy.len() as u64 {
-                    return Parsed::Outside { at, bytes: record_bytes(bytes), rank };
+                    return outside(record_bytes(bytes));
                 }
-                return Parsed::Record { at, bytes };
+                return Parsed::Record { at, bytes, trace: traced.map(|(begin, _)| begin + 8) };
             }
-            // The order of marks: jump, generation, descriptors, 4 to 7.
+            // The order of marks: jump, generation, descriptors, trace, 4 to 7.
             let (kind, value) = (low >> 28 & 7, low & 0x0fff_ffff);
-            let rank_now = [1, 3, 2, 0, 4, 5, 6, 7][kind as usize];
-            if rank_now <= rank {
+            let rank_now = [1, 3, 2, 4, 5, 6, 7, 8][kind as usize];
+            let is_trace = kind == 3;
+            if rank_now <= rank || is_trace && value as usize != traceparent::BYTES {
                 return Parsed::Missing;
+            }
+            if is_trace {
+                traced = Some((at, rank));
+                at += u64::from(value);
             }
             rank = rank_now;
             at = if kind == 0 { u64::from(value) * 64 } else { at + 8 };

@@ -3,6 +3,7 @@
 use super::{QUANTUM, Receiver};
 use crate::endpoint::Departure;
 use crate::error::{Error, Result};
+use crate::traceparent::Traceparent;
 use crossbeam_queue::SegQueue;
 use pelton_lane::{Cursor, Record, Ticket, Wake};
 use pelton_os::lock::Lock;
@@ -84,6 +85,12 @@ impl Message<'_> {
         self.receiver.lanes.current.number
     }
 
+    /// The position of its sender in a distributed trace: see [`Sender::send_traced`](crate::Sender::send_traced).
+    /// `None` if the sender gave none; one that is not valid by W3C's rules is as none.
+    pub fn traceparent(&self) -> Option<Traceparent> {
+        self.receiver.traceparent_of(self.record.seq)
+    }
+
     /// The number of descriptors of the message that were not taken yet.
     pub fn descriptor_count(&self) -> usize {
         self.record.descriptors as usize
@@ -132,11 +139,12 @@ impl Message<'_> {
         if record.descriptors != 0 && !forked {
             receiver.drop_descriptors(&record);
         }
+        let traceparent = receiver.traceparent_of(record.seq);
         receiver.slow_path_reasons += 1;
         receiver.count_to_quantum(&record);
         let ticket = (number, receiver.lanes.current.consumer.hold(&record));
         let (bytes, seq, returned) = (record.bytes as usize, record.seq, receiver.returned.clone());
-        Held { payload, bytes, seq, ticket, _data: data, returned }
+        Held { payload, bytes, seq, traceparent, ticket, _data: data, returned }
     }
 }
 
@@ -199,6 +207,11 @@ impl<'a> Batch<'a> {
 }
 
 impl Batch<'_> {
+    /// As [`Message::traceparent`], of the message that [`Batch::next`] returned last.
+    pub fn traceparent(&self) -> Option<Traceparent> {
+        self.receiver.traceparent_of(self.cursor.seq_before())
+    }
+
     /// Returns the next message in place, valid until the next call, or `None` when there is none now.
     ///
     /// # Errors
@@ -300,6 +313,7 @@ pub struct Held {
     payload: NonNull<u8>,
     bytes: usize,
     seq: u32,
+    traceparent: Option<Traceparent>,
     ticket: (u32, Ticket),
     _data: Arc<Segment>,
     pub(crate) returned: Arc<Returned>,
@@ -314,6 +328,11 @@ impl Held {
     /// The message's number in the lane.
     pub fn seq(&self) -> u32 {
         self.seq
+    }
+
+    /// As [`Message::traceparent`].
+    pub fn traceparent(&self) -> Option<Traceparent> {
+        self.traceparent
     }
 }
 

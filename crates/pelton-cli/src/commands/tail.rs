@@ -161,6 +161,10 @@ struct Object<'a> {
     seq: u32,
     is_proven: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
+    trace_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    span_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     hex: Option<String>,
@@ -389,11 +393,14 @@ fn clock_text(since: Duration) -> String {
 }
 
 fn write_message(args: &TailArgs, now: Duration, lane: &str, tapped: &Tapped<'_>, out: &mut Vec<u8>) {
-    let Tapped { seq, payload, is_proven, .. } = *tapped;
+    let Tapped { seq, payload, traceparent, is_proven, .. } = *tapped;
     if args.json {
         let text = std::str::from_utf8(payload).ok();
-        let hex = text.is_none().then(|| payload.iter().map(|byte| format!("{byte:02x}")).collect());
-        let object = Object { time_ns: now.as_nanos() as u64, lane, seq, is_proven, text, hex };
+        let hex_of = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let hex = text.is_none().then(|| hex_of(payload));
+        let trace_id = traceparent.map(|traceparent| hex_of(&traceparent.trace_id()));
+        let span_id = traceparent.map(|traceparent| hex_of(&traceparent.span_id()));
+        let object = Object { time_ns: now.as_nanos() as u64, lane, seq, is_proven, trace_id, span_id, text, hex };
         out.extend_from_slice(json(&object).as_bytes());
         return;
     }

@@ -46,6 +46,40 @@ fn what_waits_in_the_lane_is_printed_and_nothing_changes() {
 }
 
 #[test]
+fn a_traceparent_is_shown_beside_the_payload_and_not_in_it() {
+    let dirs = test_dirs();
+    let channel = path(&dirs);
+    std::fs::create_dir_all(dirs.path("work")).unwrap();
+    let text = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let span = pelton::Traceparent::parse(text).unwrap();
+    let mut sender =
+        pelton::Options::new().capacity(1 << 20).traced(true).create_sender(dirs.path("work/channel")).unwrap();
+    // The second is larger than what one copy of the tail reads.
+    for payload in ["one".to_owned(), "x".repeat(100_000)] {
+        let sent = sender.send_traced(payload.as_bytes(), span, pelton::Deadline::Now);
+        assert_eq!(sent.unwrap(), pelton::Sent::Sent);
+    }
+    sender.send(b"none").unwrap();
+    let ended = dirs.run(&["tail", &channel, "--since-start", "-n", "3", "--json"]);
+    ended.assert(0, &["3 messages printed, 0 of them not proven (?), 0 missed"]);
+    let lines = std::str::from_utf8(&ended.stdout).unwrap().lines();
+    let messages: Vec<serde_json::Value> = lines.map(|line| serde_json::from_str(line).unwrap()).collect();
+    for message in &messages[..2] {
+        assert_eq!(message["trace_id"], text[3..35], "{message}");
+        assert_eq!(message["span_id"], text[36..52], "{message}");
+    }
+    let texts: Vec<_> = messages.iter().map(|message| message["text"].as_str().unwrap()).collect();
+    assert_eq!((texts[0], texts[1].len(), texts[2]), ("one", 100_000, "none"));
+    assert!(messages[2].get("trace_id").is_none());
+    sender.close().unwrap();
+    // A recording has the payloads.
+    dirs.run(&["record", &channel, "file"]).assert(0, &[]);
+    let recorded = dirs.run(&["cat", "file"]).stdout;
+    assert_eq!(recorded, [b"one\n", "x".repeat(100_000).as_bytes(), b"\nnone\n"].concat());
+    dirs.assert_nothing_left();
+}
+
+#[test]
 fn messages_pass_while_their_receiver_gets_each_once() {
     let dirs = test_dirs();
     let recv = dirs.start(&["recv", "name"]);

@@ -81,6 +81,8 @@ fn every_image_of_memory_is_read_as_the_vectors_say() {
             if let Some(payload) = message["payload"].as_str() {
                 assert_eq!(bytes(&consumer, &record), unhex(payload), "{name}");
             }
+            let trace = message["trace"].as_str().map(unhex);
+            assert_eq!(consumer.trace_of(record.seq).map(|trace| trace.to_vec()), trace, "{name}");
             let _ = consumer.release(&record);
         }
         match consumer.peek() {

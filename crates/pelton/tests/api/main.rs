@@ -33,6 +33,7 @@ mod support;
 mod threads;
 #[cfg(feature = "tokio")]
 mod tokio;
+mod traced;
 mod two_processes;
 #[cfg(feature = "zerocopy")]
 mod values;

@@ -67,7 +67,7 @@ fn a_child() {
         }
         "umask" => {
             rustix::process::umask(Mode::from_raw_mode(0o777));
-            let directory = Directory::create(path, &mode(0o770), CAPACITY, LIMIT, 2).unwrap();
+            let directory = Directory::create(path, &mode(0o770), CAPACITY, LIMIT, 2, false).unwrap();
             let _first = directory.claim_sender().unwrap();
             directory.claim_sender().unwrap();
             report("made");
@@ -230,12 +230,12 @@ fn a_user_with_read_permission_can_inspect_but_claim_nothing() {
     }
     let (root, path) = root();
     std::fs::set_permissions(root.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    Directory::create(&path, &mode(0o755), CAPACITY, LIMIT, 1).unwrap();
+    Directory::create(&path, &mode(0o755), CAPACITY, LIMIT, 1, false).unwrap();
     std::fs::create_dir(root.path().join("hidden")).unwrap();
     std::fs::set_permissions(root.path().join("hidden"), PermissionsExt::from_mode(0o700)).unwrap();
     for (name, bits, of) in [("closed", 0o700, "."), ("unreadable", 0o600, CHANNEL)] {
         let other = root.path().join(name);
-        Directory::create(&other, &mode(0o755), CAPACITY, LIMIT, 1).unwrap();
+        Directory::create(&other, &mode(0o755), CAPACITY, LIMIT, 1, false).unwrap();
         std::fs::set_permissions(other.join(of), PermissionsExt::from_mode(bits)).unwrap();
     }
     // A copy of this program that the other user can reach. `cp` writes it: if this process wrote it, a child forked

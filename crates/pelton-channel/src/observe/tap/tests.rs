@@ -59,7 +59,7 @@ fn channel(directory: &Path, capacity: u64, message_bytes_max: u64) -> (Sender, 
 /// Polls once, and returns the numbers and whether each is proven. Fails if a message is torn.
 fn poll(tap: &mut Tap) -> Vec<(u32, bool)> {
     let mut found = Vec::new();
-    let polled = tap.poll(|Tapped { seq, payload: read, is_proven }| {
+    let polled = tap.poll(|Tapped { seq, payload: read, is_proven, .. }| {
         assert!(read == payload(seq, read.len()), "message {seq} is torn, proven {is_proven}");
         found.push((seq, is_proven));
         Ok(())
@@ -299,7 +299,7 @@ fn a_tap_beside_a_running_channel_returns_whole_messages_and_counts_the_others()
         let (mut seen, mut last) = (0, 0);
         loop {
             let has_ended = receiving.is_finished();
-            let polled = tap.poll(|Tapped { seq, payload: read, is_proven }| {
+            let polled = tap.poll(|Tapped { seq, payload: read, is_proven, .. }| {
                 assert!(!is_proven || read == payload(seq, read.len()), "message {seq} is torn");
                 assert!(seq > last, "{seq} after {last}");
                 (seen, last) = (seen + 1, seq);
