@@ -275,11 +275,12 @@ impl Directory {
         self.header.boot_id
     }
 
-    /// The largest message, in bytes.
+    /// Whether its messages may carry a traceparent.
     pub(crate) fn is_traced(&self) -> bool {
         self.header.is_traced
     }
 
+    /// The largest message, in bytes.
     pub(crate) fn message_bytes_max(&self) -> u64 {
         self.header.message_bytes_max
     }
