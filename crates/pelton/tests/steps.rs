@@ -29,7 +29,7 @@ mod victim;
 use channel::*;
 use connected::*;
 use ends::*;
-use pelton::{Error, Options, Receiver, RecordFileOptions, Sender, Sent, inspect};
+use pelton::{Error, Options, Receiver, RecordFileOptions, Sender, Sent, Traceparent, inspect};
 use receivers::*;
 use senders::*;
 use std::any::Any;
@@ -73,6 +73,8 @@ const SCENARIOS: &[Scenario] = &[
     ("sender commits: in the middle of the payload", true, |run| sender_commits(run, At::Payload, false)),
     ("sender commits: a batch", true, |run| sender_commits(run, At::Batch, false)),
     ("sender commits: a batch at an early wrap", true, |run| sender_commits(run, At::BatchAtWrap, false)),
+    ("sender commits: with a traceparent", true, |run| sender_commits(run, At::Traced, false)),
+    ("sender commits: with a traceparent at an early wrap", true, |run| sender_commits(run, At::TracedAtWrap, false)),
     ("sender commits: a successor's first message", true, |run| sender_commits(run, At::Successor, false)),
     ("sender commits: a successor's first message, at a wrap", true, |run| {
         sender_commits(run, At::SuccessorAtWrap, false)

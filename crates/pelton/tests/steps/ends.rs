@@ -23,11 +23,18 @@ pub struct Receiving {
     pub bytes: u64,
     /// An end that the receiver has reported, and that the scenario still has to check.
     pub pending_end: Option<Error>,
+    /// How many messages had a traceparent.
+    pub traced: u64,
+}
+
+/// A traceparent that belongs to this message alone.
+fn traceparent_of(number: u64) -> Traceparent {
+    Traceparent::new([7; 16], (number + 1).to_be_bytes(), 1).unwrap()
 }
 
 impl Receiving {
     pub fn new(receiver: Receiver, bytes: u64) -> Receiving {
-        Receiving { receiver, next: [0; 3], bytes, pending_end: None }
+        Receiving { receiver, next: [0; 3], bytes, pending_end: None, traced: 0 }
     }
 
     /// Takes one message: whole, in order, and repeated only if marked so. `None` means the deadline.
@@ -36,6 +43,10 @@ impl Receiving {
         take_descriptors(&mut message);
         let number = u64::from_le_bytes(message[..8].try_into().unwrap());
         check(number, Sizes::Fixed(self.bytes), &message, &mut Vec::new());
+        if let Some(traceparent) = message.traceparent() {
+            assert_eq!(traceparent, traceparent_of(number));
+            self.traced += 1;
+        }
         let next = &mut self.next[message.lane() as usize];
         if number < *next {
             assert!(message.is_redelivered(), "message {number} came twice");
@@ -192,6 +203,17 @@ impl Sending {
             reservation[half..].copy_from_slice(&message[half..]);
             take_step("payload: whole");
             reservation.commit().unwrap();
+            self.next += 1;
+            shared().committed.store(self.next, SeqCst);
+        }
+    }
+
+    pub fn commit_traced(&mut self, count: u64) {
+        let mut message = Vec::new();
+        for _ in 0..count {
+            payload(self.next, self.bytes as usize, &mut message);
+            let sent = self.sender.send_traced(&message, traceparent_of(self.next), deadline()).unwrap();
+            assert_eq!(sent, Sent::Sent);
             self.next += 1;
             shared().committed.store(self.next, SeqCst);
         }

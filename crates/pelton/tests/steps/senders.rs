@@ -161,6 +161,8 @@ pub enum At {
     Payload,
     Batch,
     BatchAtWrap,
+    Traced,
+    TracedAtWrap,
     Successor,
     SuccessorAtWrap,
     Asleep,
@@ -176,14 +178,15 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
     let (capacity, bytes, before): (u64, u64, &[(u64, u64)]) = match at {
         At::NearlyFull => (SMALL, 3000, &[(20, 0)]),
         At::Full => (SMALL, 3000, &[(21, 0)]),
-        At::EarlyWrap | At::BatchAtWrap => (LARGE, 8000, &[(32, 32)]),
+        At::EarlyWrap | At::BatchAtWrap | At::TracedAtWrap => (LARGE, 8000, &[(32, 32)]),
         At::Jump => (LARGE, 8000, &[(32, 12), (11, 0)]),
         At::AfterJump => (LARGE, 8000, &[(32, 12), (12, 32)]),
         At::SuccessorAtWrap => (LARGE, 8000, &[]),
         _ => (SMALL, 100, &[]),
     };
     let path = run.path();
-    let receiver = (at != At::Alone).then(|| with_capacity(capacity).create_receiver(&path).unwrap());
+    let is_traced = matches!(at, At::Traced | At::TracedAtWrap);
+    let receiver = (at != At::Alone).then(|| with_capacity(capacity).traced(is_traced).create_receiver(&path).unwrap());
     let mut receiving = receiver.map(|receiver| Receiving::new(receiver, bytes));
     let sent = match at {
         At::Successor => 2,
@@ -196,7 +199,7 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
     }
     let parent = std::process::id() as libc::pid_t;
     let victim = fork(Last::Killed, |inside| {
-        let mut sending = Sending::new(with_capacity(capacity).create_sender(&path).unwrap(), bytes);
+        let mut sending = Sending::new(with_capacity(capacity).traced(is_traced).create_sender(&path).unwrap(), bytes);
         shared().committed.store(sending.next, SeqCst);
         for (send, _) in before {
             sending.commit(*send);
@@ -207,6 +210,7 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
         inside.count();
         match at {
             At::Batch | At::BatchAtWrap => sending.commit_batch(3),
+            At::Traced | At::TracedAtWrap => sending.commit_traced(2),
             At::Payload => sending.commit_by_halves(2),
             At::NearlyFull => sending.commit(1),
             _ => sending.commit(2),
@@ -274,6 +278,11 @@ pub fn sender_commits(run: &Run, at: At, late: bool) {
         }
     };
     let mut receiving = receiving.unwrap();
+    if is_traced {
+        // Of the victim's three messages the first two.
+        let (before, received) = (before.iter().map(|(sent, _)| sent).sum::<u64>(), receiving.next[0]);
+        assert_eq!(receiving.traced, (received - before).min(2));
+    }
     if !late {
         all_committed_arrived(receiving.next[0], in_flight);
     }
