@@ -40,6 +40,7 @@ const COMPLETIONS: usize = 128;
 pub struct Client {
     state: Mutex<State>,
     process: u32,
+    reply_bytes_max: u64,
 }
 
 struct State {
@@ -244,6 +245,7 @@ enum Wanted {
 
 impl Client {
     fn new(client: pelton::Client) -> Client {
+        let reply_bytes_max = client.reply_bytes_max();
         let state = State {
             client: Some(client),
             is_closing: false,
@@ -255,7 +257,7 @@ impl Client {
             for_space: BTreeMap::new(),
             number: 0,
         };
-        Client { state: Mutex::new(state), process: std::process::id() }
+        Client { state: Mutex::new(state), process: std::process::id(), reply_bytes_max }
     }
 
     /// The state. The caller does not hold the GIL.
@@ -492,12 +494,24 @@ impl Call {
         })
     }
 
-    /// Waits for the whole reply: a streaming one in one piece.
+    /// Waits for the whole reply: a streaming one in one piece. Cancels one that is larger than a reply may be.
     fn whole(&self, py: Python<'_>, deadline: Deadline) -> PyResult<Vec<u8>> {
+        let most = self.client.get().reply_bytes_max;
         while let Some(mut part) = self.next(py, deadline)? {
-            match &mut *self.begun() {
-                Some(reply) => reply.append(&mut part),
-                none => *none = Some(part),
+            let bytes = match &mut *self.begun() {
+                Some(reply) => {
+                    reply.append(&mut part);
+                    reply.len() as u64
+                }
+                none => none.insert(part).len() as u64,
+            };
+            if bytes > most {
+                self.cancel(py);
+                let text = format!(
+                    "the parts of this reply have {bytes} bytes so far, and call_bytes_max is {most}: take them one by \
+                     one, by `stream`, or raise it"
+                );
+                return Err(error::named(py, "TooLarge", text));
             }
         }
         Ok(self.begun().take().unwrap_or_default())
@@ -519,8 +533,8 @@ impl Call {
     /// The whole reply; of a streaming one all parts in one piece. Waits up to `timeout` seconds.
     ///
     /// Raises `TimedOut`, after which the call is still in flight, and what has come of its reply is kept; `Failed`
-    /// with the service's code and text; `Abandoned` if the service dropped it; `PeerDied`, `Closed` or `Refused` if
-    /// it was lost.
+    /// with the service's code and text; `Abandoned` if the service dropped it; `TooLarge`, and cancels, if its parts
+    /// exceed `call_bytes_max`; `PeerDied`, `Closed` or `Refused` if it was lost.
     #[pyo3(signature = (timeout=None))]
     fn result<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyBytes>> {
         if self.is_over.load(Ordering::Acquire) && self.begun().is_none() {
@@ -593,11 +607,11 @@ impl Client {
 
     /// Calls the service, and returns its whole reply. Waits up to `timeout` seconds, then cancels: `TimedOut`.
     ///
-    /// The service sees the deadline. A streaming reply comes in one piece. With `idempotent`, the call may be executed
-    /// more than once: if its service dies, another of the name gets it. `traceparent` is the header of W3C Trace
-    /// Context, for `Request.traceparent`; one that is not valid is as none. Raises `Failed` with the service's code
-    /// and text; `Abandoned`; `TooLarge`; `PeerDied` or `Closed` if the service ended: it is unknown whether it
-    /// executed the call.
+    /// The service sees the deadline. A streaming reply comes in one piece, up to `call_bytes_max`. With `idempotent`,
+    /// the call may be executed more than once: if its service dies, another of the name gets it. `traceparent` is the
+    /// header of W3C Trace Context, for `Request.traceparent`; one that is not valid is as none. Raises `Failed` with
+    /// the service's code and text; `Abandoned`; `TooLarge`; `PeerDied` or `Closed` if the service ended: it is unknown
+    /// whether it executed the call.
     #[pyo3(signature = (request, timeout=None, *, idempotent=false, traceparent=None))]
     fn call<'py>(
         this: &Bound<'py, Self>,

@@ -227,6 +227,21 @@ def test_the_parts_of_a_reply_come_one_by_one_or_in_one_piece(run: Run, name: st
     run(main())
 
 
+def test_a_call_takes_no_more_parts_than_a_reply_may_have(run: Run, name: str) -> None:
+    async def main() -> None:
+        async with served(name, capacity=1 << 16, call_bytes_max=1 << 16) as (client, _, handler):
+            assert len(await client.call(b"parts 60 1000")) > 60_000
+            handler.generator_closed.clear()
+            with pytest.raises(pelton.TooLarge, match="call_bytes_max is 65536"):
+                await client.call(b"parts 100000 1000", LIMIT)
+            await handler.generator_closed.wait()
+            assert not client._begun and not client._calls
+            assert await client.call(b"hello") == b"olleh"
+            assert len([part async for part in client.stream(b"parts 200 1000")]) == 200
+
+    run(main())
+
+
 def test_a_stream_waits_for_a_slow_reader_and_other_calls_go_on(run: Run, name: str) -> None:
     async def main() -> None:
         async with served(name, capacity=1 << 16) as (client, _, _):

@@ -184,6 +184,19 @@ def test_the_parts_of_a_reply_come_one_by_one_or_in_one_piece(served: Served) ->
     assert list(client.stream(b"hello")) == [b"olleh"]
 
 
+def test_a_call_takes_no_more_parts_than_a_reply_may_have(name: str) -> None:
+    options = {"capacity": 1 << 16, "call_bytes_max": 1 << 16}
+    with serving(name, threads=1, **options) as (_, handler), pelton.Client.connect(name, **options) as client:
+        assert len(client.call(b"parts 60 1000", LIMIT)) > 59_000
+        for take in (client.call, lambda request, timeout: client.submit(request).result(timeout)):
+            handler.generator_closed.clear()
+            with pytest.raises(pelton.TooLarge, match="call_bytes_max is 65536"):
+                take(b"parts 100000 1000", LIMIT)
+            assert handler.generator_closed.wait(LIMIT)
+        assert client.call(b"hello", LIMIT) == b"olleh"
+        assert len(list(client.stream(b"parts 200 1000"))) == 200
+
+
 def test_a_failure_comes_after_the_parts_before_it(served: Served) -> None:
     parts = served[0].stream(b"fails", LIMIT)
     assert next(parts) == b"one"

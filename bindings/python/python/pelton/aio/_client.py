@@ -141,7 +141,7 @@ class Client(Driver):
         # Completions that no task has yet, the oldest last.
         self._completions: list[tuple[int, bool, bytes | Exception | None]] = []
         # The parts so far of streaming replies to `call`.
-        self._begun: dict[int, list[bytes]] = {}
+        self._begun: dict[int, bytearray] = {}
         self._for_space: deque[asyncio.Future[None]] = deque()
         # Bytes of parts that no task has taken.
         self._stored = 0
@@ -162,6 +162,7 @@ class Client(Driver):
     ) -> bytes:
         """Calls the service, and returns its whole reply. After `timeout` seconds it cancels: `TimedOut`.
 
+        `TooLarge` if the parts of a streaming reply exceed `call_bytes_max`: take those by `stream`.
         Otherwise as `pelton.Client.call`. A cancelled task cancels the call.
         """
         loop = self._enter()
@@ -374,7 +375,7 @@ class Client(Driver):
                 continue
             if not is_final:
                 assert isinstance(value, bytes), "a part is bytes"
-                self._begun.setdefault(call, []).append(value)
+                self._append(call, waiter, value)
                 continue
             begun = self._begun.pop(call, None) if self._begun else None
             if waiter.done():
@@ -382,11 +383,26 @@ class Client(Driver):
             if isinstance(value, Exception):
                 waiter.set_exception(value)
             elif begun is not None:
-                waiter.set_result(b"".join((*begun, value or b"")))
+                waiter.set_result(bytes(begun))
             else:
                 waiter.set_result(value or b"")
         if self._for_space:
             self._wake_for_space(count)
+
+    def _append(self, call: int, waiter: asyncio.Future[bytes], part: bytes) -> None:
+        """A part of a streaming reply to `call`."""
+        if waiter.done():
+            return
+        reply = self._begun.setdefault(call, bytearray())
+        reply += part
+        if len(reply) > self._stored_max:
+            # The task cancels the call.
+            del self._begun[call]
+            text = (
+                f"the parts of this reply have {len(reply)} bytes so far, and call_bytes_max is {self._stored_max}: "
+                "take them one by one, by `stream`, or raise it"
+            )
+            waiter.set_exception(pelton.TooLarge(text))
 
 
 def _timed_out() -> pelton.TimedOut:
