@@ -181,8 +181,13 @@ impl Opening {
                 Some(client) => Some(Py::new(py, LoopClient::new(client))?.into_any()),
                 None => None,
             },
-            Started::ResumedSender(it) => it.try_finish().map_err(failed)?.map(|()| it.object.clone_ref(py)),
-            Started::ResumedReceiver(it) => it.try_finish().map_err(failed)?.map(|()| it.object.clone_ref(py)),
+            // It may copy a whole lane.
+            Started::ResumedSender(it) => {
+                py.detach(|| it.try_finish()).map_err(failed)?.map(|()| it.object.clone_ref(py))
+            }
+            Started::ResumedReceiver(it) => {
+                py.detach(|| it.try_finish()).map_err(failed)?.map(|()| it.object.clone_ref(py))
+            }
         })
     }
 

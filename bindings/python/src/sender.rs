@@ -363,7 +363,8 @@ impl Sender {
 
     /// As `resume`, but does not wait: returns an `Opening` for an event loop, which returns this object.
     ///
-    /// Until that has ended or is closed, the other methods raise `Busy`.
+    /// Until that has ended or is closed, the other methods raise `Busy`. If the receiver had closed, `try_finish` of
+    /// the opening copies all unreleased messages, once a successor has connected; it releases the GIL.
     fn start_resume(this: &Bound<'_, Self>) -> PyResult<Opening> {
         Ok(Opening::new(Started::ResumedSender(resuming(this)?)))
     }

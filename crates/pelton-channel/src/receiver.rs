@@ -895,7 +895,9 @@ impl Receiver {
     /// Waits for the disk: milliseconds and more.
     ///
     /// # Errors
-    /// [`Error::Refused`] for a channel that is not a path's; [`Error::System`], [`Error::Forked`].
+    /// [`Error::Refused`] for a channel that is not a path's; [`Error::Forked`]; [`Error::System`]. After the last one,
+    /// a crash of the machine may have messages delivered again even if the next call succeeds: the kernel
+    /// reports a failed write once.
     pub fn sync(&mut self) -> Result<()> {
         self.endpoint.role_to_sync()?;
         self.lanes

@@ -34,14 +34,17 @@ class _Endpoint(Closing):
         self._opening_watch: Watch | None = None
         # The thread of a `sync` that has begun. After a cancel it still uses the endpoint.
         self._syncing: asyncio.Future[None] | None = None
+        # The error of a `sync`, until it is raised. The kernel reports a failed write once.
+        self._sync_error: Exception | None = None
 
     async def _pause(self) -> None:
-        if self._syncing is not None:
-            await self._synced()
         self._turns += 1
         if self._turns >= _TURN:
             self._turns = 0
             await asyncio.sleep(0)
+        # Last: the caller continues before another task can begin to sync.
+        if self._syncing is not None:
+            await self._synced()
 
     async def _until_ready(self, arm: Callable[..., bool], *arguments: int) -> bool:
         """Arms, and waits unless what is wanted is there already: then it returns False."""
@@ -59,7 +62,9 @@ class _Endpoint(Closing):
 
         As `resume` of the endpoint that this one took over: `Refused` while the peer is alive, and between threads. A
         cancel leaves the endpoint as it was, and disconnects a successor whose handshake has begun: with a `timeout`, its
-        `connect` tries again. Until the end of the wait the other methods raise `Busy`, and `close` ends it.
+        `connect` tries again. Until the end of the wait the other methods raise `Busy`, and `close` ends it. After
+        `Closed`, a sender copies all unreleased messages in the loop's thread, once a successor connects: up to the
+        lane's capacity, during which no other task runs.
 
         Example:
             async with await pelton.aio.Receiver.connect("events", timeout=10) as receiver:
@@ -86,7 +91,9 @@ class _Endpoint(Closing):
         """Makes what this side has done durable, on a path channel: as `sync` of the endpoint that this one took over.
 
         Waits for the disk in a thread of the loop's executor, because a disk has no descriptor. A cancel does not stop
-        the disk: the next operation of this endpoint waits for it first. Raises `Refused` on other channels.
+        the disk: the next operation of this endpoint that may wait does so until the disk is done. Until then
+        `try_send`, `try_recv` and `info` raise `Busy`. The next `sync` raises the error of a cancelled one. Raises
+        `Refused` on other channels.
 
         Example:
             async with await pelton.aio.Sender.open_path("/var/lib/app/events") as sender:
@@ -95,19 +102,33 @@ class _Endpoint(Closing):
         """
         await self._pause()
         self._watch.check_free()
-        self._syncing = asyncio.get_running_loop().run_in_executor(None, self._endpoint.sync)
-        await asyncio.shield(self._syncing)
-        self._syncing = None
+        if self._sync_error is None:
+            syncing = self._syncing = asyncio.get_running_loop().run_in_executor(None, self._sync)
+            await asyncio.shield(syncing)
+            if self._syncing is syncing:
+                self._syncing = None
+        error, self._sync_error = self._sync_error, None
+        if error is not None:
+            raise error
+
+    def _sync(self) -> None:
+        """Runs in a thread, also when no task waits for it any more."""
+        try:
+            self._endpoint.sync()
+        except Exception as error:
+            self._sync_error = error
 
     async def _synced(self) -> None:
-        """Waits for the thread of a `sync` that was cancelled, or has failed."""
-        syncing = self._syncing
-        if syncing is not None and syncing.get_loop() is asyncio.get_running_loop():
-            await asyncio.wait([syncing])
-        self._syncing = None
+        """Waits for the thread of a `sync`, and of another one that a task begins meanwhile."""
+        while (syncing := self._syncing) is not None:
+            # A closed loop has waited for its threads.
+            if syncing.get_loop() is asyncio.get_running_loop():
+                await asyncio.wait([syncing])
+            if self._syncing is syncing:
+                self._syncing = None
 
     def info(self) -> pelton.Info:
-        """The lane's sizes, the peer, and counters since the creation. Does not wait."""
+        """The lane's sizes, the peer, and counters since the creation. Does not wait: `Busy` during a `sync`."""
         return self._endpoint.info()
 
     def close(self) -> None:
@@ -161,7 +182,7 @@ class Receiver(_Endpoint):
         return message
 
     def try_recv(self) -> bytes | None:
-        """As `recv`, but does not wait: None if there is no message."""
+        """As `recv`, but does not wait: None if there is no message. `Busy` during a `sync`."""
         self._watch.check_free()
         return self._receiver.try_recv()
 
@@ -245,7 +266,7 @@ class Sender(_Endpoint):
         return sent
 
     def try_send(self, data: Buffer) -> bool:
-        """As `send`, but does not wait: returns whether the message is sent."""
+        """As `send`, but does not wait: returns whether the message is sent. `Busy` during a `sync`."""
         self._watch.check_free()
         return self._sender.try_send(data)
 
@@ -310,6 +331,9 @@ class Listener(Closing):
             accepted = await finished(opening, self._watch, self)
         except asyncio.CancelledError:
             self._watch.end()
+            if self.closed:
+                # No later accept takes the opening, and it keeps the name in use.
+                self._drop_opening()
             raise
         except BaseException:
             self._watch.end()
