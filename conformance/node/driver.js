@@ -210,6 +210,7 @@ async function main([verb, name, count, sizes, then, ...more]) {
   if (verb === 'vectors') unsupported('vectors: cargo test replays the vectors, with the crates that this binding uses');
   if (verb === 'write-records' || verb === 'read-records') unsupported(`${verb}: Node has no record files yet`);
   if (!VERBS.includes(verb)) fail(`\`${verb}\` is no command: ../README.md`, 2);
+  if (then === 'traced' && THEN[verb] !== undefined) unsupported(`${verb} traced: messages carry no traceparent yet`);
   if (then !== undefined && !THEN[verb]?.includes(then)) fail(`\`${then}\` is no THEN of ${verb}`, 2);
   if (name?.startsWith('path:') && THEN[verb] === undefined) unsupported(`${verb} path: a path channel is for messages`);
   const numbers = /^\d+(,\d+)*$/;
