@@ -277,6 +277,10 @@ int main(int count, char **argument) {
                   << '\n';
         return 3;
     }
+    if ((verb == "send" || verb == "recv") && arguments.size() == 5 && arguments[4] == "traced") {
+        std::cout << "unsupported " << verb << " traced: the C++ header has no function for it yet\n";
+        return 3;
+    }
     try {
         arguments.erase(arguments.begin());
         if (verb == "read-records") arguments.insert(arguments.end(), {"0", "0"});
