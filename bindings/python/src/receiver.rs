@@ -276,7 +276,7 @@ impl Receiver {
     /// The traceparent of the message that this receiver copied last, or None.
     ///
     /// That is the header of W3C Trace Context with its sender's span. `recv`, `try_recv`, `recv_into`, `recv_many` and
-    /// iteration copy.
+    /// iteration copy. Read it before the next method that receives or arms: each may go on to another lane.
     #[getter]
     fn traceparent(&self, py: Python<'_>) -> PyResult<Option<String>> {
         Ok(self.endpoint.take(py)?.receiver.traceparent().map(|traceparent| traceparent.to_string()))

