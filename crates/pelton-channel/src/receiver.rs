@@ -273,7 +273,8 @@ impl Receiver {
     }
 
     /// As [`Message::traceparent`], of the message that this receiver copied out last:
-    /// [`Receiver::receive_into`], [`Receiver::receive_vec`].
+    /// [`Receiver::receive_into`], [`Receiver::receive_vec`]. Call it before the next function that receives, polls or
+    /// arms: each of these may go on to another lane.
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import pelton
-from pelton.aio._options import Connect, Gather, Listen, OpenPath
+from pelton.aio._options import Connect, ConnectSender, Gather, ListenChannel, OpenPath
 from pelton.aio._watch import Closing, Watch, checked, finished, opened
 
 if TYPE_CHECKING:
@@ -186,6 +187,11 @@ class Receiver(_Endpoint):
         self._watch.check_free()
         return self._receiver.try_recv()
 
+    @property
+    def traceparent(self) -> str | None:
+        """That of the message which this receiver copied last: as `pelton.Receiver.traceparent`."""
+        return self._receiver.traceparent
+
     async def recv_many(self, most: int) -> list[bytes]:
         """Waits for a message, and returns up to `most` that are there."""
         await asyncio.sleep(0)
@@ -231,7 +237,7 @@ class Sender(_Endpoint):
         self._sender = sender
 
     @classmethod
-    async def connect(cls, name: str, **options: Unpack[Connect]) -> Self:
+    async def connect(cls, name: str, **options: Unpack[ConnectSender]) -> Self:
         """As `pelton.Sender.connect`, with the same options."""
         return cls(await opened(pelton.Sender.start_connect(name, **options)))
 
@@ -250,11 +256,11 @@ class Sender(_Endpoint):
             except pelton.TimedOut:
                 await self._until_ready(self._sender.arm, bytes)
 
-    async def send(self, data: Buffer) -> None:
-        """Copies a bytes-like object into the lane. Waits for space."""
+    async def send(self, data: Buffer, *, traceparent: str | None = None) -> None:
+        """Copies a bytes-like object into the lane. Waits for space. `traceparent` as in `pelton.Sender.send`."""
         await self._pause()
         self._watch.check_free()
-        while not self._sender.try_send(data):
+        while not self._sender.try_send(data, traceparent=traceparent):
             await self._until_ready(self._sender.arm, memoryview(data).nbytes)
 
     async def send_many(self, messages: Iterable[Buffer]) -> int:
@@ -275,12 +281,12 @@ class Sender(_Endpoint):
         fds = list(descriptors)
         await self._put(memoryview(data).nbytes, self._sender.send_descriptors, data, fds)
 
-    async def reserve(self, bytes: int) -> pelton.Reservation:
+    async def reserve(self, bytes: int, *, traceparent: str | None = None) -> pelton.Reservation:
         """Waits for space for a message of `bytes`, to be written in place: `with await sender.reserve(8) as view:`.
 
         The message is sent at the end of the block; until then the sender does nothing else.
         """
-        return await self._put(bytes, self._sender.reserve, bytes)
+        return await self._put(bytes, functools.partial(self._sender.reserve, traceparent=traceparent), bytes)
 
     async def wait_released(self) -> None:
         """Waits until the receiver has released every message. Raises as `send` if it leaves before.
@@ -364,7 +370,7 @@ class Listener(Closing):
             self._drop_opening()
 
 
-def listen(name: str, **options: Unpack[Listen]) -> Listener:
+def listen(name: str, **options: Unpack[ListenChannel]) -> Listener:
     """Listens under `name` for peers to accept. As `pelton.listen`, with the same options. Does not wait.
 
     Example:
