@@ -235,7 +235,8 @@ export class Client {
   static connect(name: string, options?: ConnectOptions & CallLimits): Promise<Client>;
   /**
    * Calls the service, and returns its whole reply. A timeout or an abort cancels the call. Fails with `failed`
-   * ({@link Failed}), `abandoned`, `closed`, `peer_died`, `too_large`.
+   * ({@link Failed}), `abandoned`, `closed`, `peer_died`, and with `too_large` if the request, or all parts of the
+   * reply together, have more than `callBytesMax` bytes: take such parts by `stream`.
    */
   call(request: Uint8Array, options?: CallOptions): Promise<Buffer>;
   /** Calls the service, and returns the parts of its reply. Leaving the loop cancels the call. */

@@ -69,10 +69,12 @@ class Waits {
       }
       wasEmpty = true;
     }
-    if (timeout <= 0) return Promise.reject(timedOut(what));
+    const isOnce = timeout <= 0;
+    // It was made, or others wait. But if only the turn is over, it is made in the next one.
+    if (isOnce && this.taken < TURN) return Promise.reject(timedOut(what));
     return new Promise((resolve, reject) => {
-      const entry = { attempt, bytes, resolve, reject, timer: undefined, signal, abort: undefined };
-      if (timeout !== undefined && timeout < 0x7fffffff) {
+      const entry = { attempt, bytes, what, isOnce, resolve, reject, timer: undefined, signal, abort: undefined };
+      if (timeout !== undefined && timeout < 0x7fffffff && !isOnce) {
         // The descriptor keeps the process alive, unless `unref` was called.
         entry.timer = setTimeout(() => this.#leave(entry, timedOut(what)), timeout).unref();
       }
@@ -106,6 +108,8 @@ class Waits {
         const found = wasEmpty ? undefined : entry.attempt();
         wasEmpty = false;
         if (found === undefined) {
+          this.#leaveOnce();
+          if (queue[0] !== entry) continue;
           if (this.#arm(entry.bytes())) {
             this.#isAwaited = true;
             return;
@@ -125,6 +129,11 @@ class Waits {
     }
     if (queue.length > 0) this.#schedule();
     else this.#stop();
+  }
+
+  /** Ends the waits that make one attempt: nothing is there, for the first wait at least. */
+  #leaveOnce() {
+    for (const entry of this.#queue.filter((it) => it.isOnce)) this.#end(entry).reject(timedOut(entry.what));
   }
 
   #stop() {

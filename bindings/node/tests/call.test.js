@@ -11,11 +11,11 @@ const options = { timeout: 60_000 };
 const coded = (code) => (error) => error instanceof PeltonError && error.code === code;
 
 /** A service and a client, for `with`; the service drains after it. */
-async function served(handler, body, settings) {
+async function served(handler, body, settings, limits = {}) {
   const at = name();
-  const service = Service.listen(at);
+  const service = Service.listen(at, limits);
   const running = service.run(handler, settings);
-  const client = await Client.connect(at, LIMIT);
+  const client = await Client.connect(at, { ...LIMIT, ...limits });
   try {
     await body(client, service, at);
     service.drain();
@@ -83,6 +83,55 @@ test('a_streaming_reply_arrives_in_parts_with_back_pressure', options, async () 
     while (ended < 2) await turn();
     assert.equal((await client.call(Buffer.from('all'), LIMIT)).length, 30_000_000);
   });
+});
+
+test('a_call_whose_parts_are_too_large_together_fails_alone', options, async () => {
+  let ended;
+  const over = new Promise((resolve) => { ended = resolve; });
+  const handler = (request) => {
+    if (request.data.length === 0) return request.data;
+    return (async function* parts() {
+      try {
+        for (let i = 0; i < 40; i += 1) yield Buffer.alloc(64 << 10, i);
+      } finally {
+        ended();
+      }
+    }());
+  };
+  await served(handler, async (client) => {
+    const large = client.call(Buffer.from('all'), LIMIT);
+    const small = client.call(Buffer.alloc(0), LIMIT);
+    await assert.rejects(large, coded('too_large'));
+    assert.equal((await small).length, 0);
+    await over;
+    let count = 0;
+    for await (const part of client.stream(Buffer.from('all'), LIMIT)) assert.equal(part[0], count++);
+    assert.equal(count, 40);
+    assert.equal((await client.call(Buffer.alloc(0), LIMIT)).length, 0);
+  }, {}, { callBytesMax: 1 << 20 });
+});
+
+test('a_call_in_flight_ends_whatever_else_the_client_does', options, async () => {
+  let begin;
+  const handler = (request) => {
+    if (request.isNotification) return undefined;
+    return new Promise((resolve) => begin(() => resolve(request.data)));
+  };
+  await served(handler, async (client) => {
+    for (const use of [
+      () => client.notify(Buffer.from('note')),
+      () => assert.rejects(client.call(Buffer.alloc((64 << 20) + 1)), coded('too_large')),
+      () => assert.rejects(client.notify(Buffer.alloc((64 << 20) + 1), LIMIT), coded('too_large')),
+    ]) {
+      const began = new Promise((resolve) => { begin = resolve; });
+      const call = client.call(Buffer.from('first'), LIMIT);
+      // The client sleeps by now.
+      const reply = await began;
+      await use();
+      reply();
+      assert.equal(`${await call}`, 'first');
+    }
+  }, { onError: () => {} });
 });
 
 test('a_failure_has_its_code_and_text', options, async () => {

@@ -97,6 +97,35 @@ test('a_timeout_and_a_signal_take_nothing', options, async () => {
   assert.equal(`${await receiver.recv(LIMIT)}`, 'kept');
 });
 
+test('a_timeout_of_0_ends_only_where_nothing_is_there', options, async () => {
+  const { sender, receiver } = threads();
+  const zero = { timeout: 0 };
+  for (let i = 0; i < 1000; i += 1) await sender.send(Buffer.from(`${i}`), zero);
+  for (let i = 0; i < 1000; i += 1) assert.equal(Number(await receiver.recv(zero)), i);
+  await assert.rejects(receiver.recv(zero), coded('timed_out'));
+  await sender.send(Buffer.from('later'), zero);
+  assert.equal(`${await receiver.recv(zero)}`, 'later');
+  // Many at once: in order, and those for which there is no message end too.
+  assert.equal(await sender.sendMany(Array.from({ length: 3000 }, (_, i) => Buffer.from(`${i}`)), zero), 3000);
+  for (let next = 0; next < 2500;) {
+    for (const message of await receiver.recvMany(Math.min(100, 2500 - next), zero)) {
+      assert.equal(Number(message), next++);
+    }
+  }
+  const found = await Promise.allSettled(Array.from({ length: 600 }, () => receiver.recv(zero)));
+  found.forEach(({ value, reason }, i) => {
+    if (i < 500) assert.equal(Number(value), 2500 + i);
+    else assert.equal(reason.code, 'timed_out');
+  });
+  const small = threads({ capacity: 64 << 10 });
+  const all = new Array(3000).fill(Buffer.alloc(56));
+  const error = await small.sender.sendMany(all, zero).catch((it) => it);
+  assert.equal(error.code, 'timed_out');
+  assert.equal(small.sender.info().unreleased, error.sent);
+  // The lane is full.
+  assert.equal(small.sender.trySend(all[0]), false);
+});
+
 test('wrong_arguments_are_refused_before_anything_is_done', options, async () => {
   const { sender, receiver } = threads();
   const type = { code: 'ERR_INVALID_ARG_TYPE' };
