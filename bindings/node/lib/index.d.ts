@@ -333,11 +333,15 @@ export class Service {
 export class PeltonError extends Error {
   /**
    * The name of the code in `pelton.h`, in small letters: `closed`, `timed_out`, `no_listener`, and so on. Of
-   * `pelton/fs`: that of Node's own errors, as `ENOENT`.
+   * `pelton/fs`: that of Node's own errors, as `ENOENT`. Of the reason of a request's signal: `cancelled`.
    */
   code: string;
   /** Of `closed` and `peer_died`: messages that the receiver has not released. */
   unreleased?: number;
+  /** Of `damaged`: where the damage is in the file, in bytes. */
+  offset?: number;
+  /** Of `damaged`: where reading continues; null if it cannot. */
+  nextOffset?: number | null;
   /** Of `system`, `no_space` and `pelton/fs`: negative, as in Node's own errors; `cause` has its name. */
   errno?: number;
   /** Of `pelton/fs`: as in Node's own errors. */

@@ -152,6 +152,63 @@ test('a_failure_has_its_code_and_text', options, async () => {
   }, { onError: (error) => errors.push(error) });
 });
 
+test('a_handler_whose_own_peer_is_gone_fails_its_call', options, async () => {
+  const errors = [];
+  let upstream;
+  await served((request) => upstream.call(request.data), async (client) => {
+    const at = name();
+    const service = Service.listen(at);
+    void service.run(() => service.close());
+    upstream = await Client.connect(at, LIMIT);
+    await assert.rejects(client.call(Buffer.from('x'), LIMIT), (error) =>
+      error.failure === 1 && error.text.startsWith('PeltonError'));
+    assert.deepEqual(errors, ['closed']);
+    upstream.close();
+  }, { onError: (error) => errors.push(error.code) });
+});
+
+test('parts_that_nobody_takes_any_more_end_their_handler', options, async () => {
+  const errors = [];
+  const ends = [];
+  let isBlocked;
+  async function parts(request) {
+    try {
+      for (;;) {
+        let hasSent = false;
+        const sending = request.part(Buffer.alloc(1024)).finally(() => { hasSent = true; });
+        // The client takes what it may in each of its turns.
+        for (let i = 0; i < 10 && !hasSent; i += 1) await turn();
+        if (!hasSent) isBlocked();
+        await sending;
+      }
+    } finally {
+      ends.push(`${request.data}`);
+    }
+  }
+  const limits = { capacity: 64 << 10, callBytesMax: 1 << 14 };
+  await served(parts, async (client, service, at) => {
+    const begin = async (it, text) => {
+      const blocked = new Promise((resolve) => { isBlocked = resolve; });
+      const stream = it.stream(Buffer.from(text), LIMIT);
+      await stream.next();
+      await blocked;
+      return stream;
+    };
+    const other = await Client.connect(at, { ...LIMIT, ...limits });
+    await begin(other, 'of a client that leaves');
+    other.close();
+    while (ends.length < 1) await turn();
+    const stream = await begin(client, 'of a service that stops');
+    service.stop();
+    while (ends.length < 2) await turn();
+    await assert.rejects(async () => {
+      for await (const part of stream) assert.equal(part.length, 1024);
+    }, coded('abandoned'));
+    assert.deepEqual(ends, ['of a client that leaves', 'of a service that stops']);
+    assert.deepEqual(errors, []);
+  }, { onError: (error) => errors.push(error) }, limits);
+});
+
 test('a_cancel_aborts_the_handler_s_signal', options, async () => {
   const aborted = [];
   await served((request) => new Promise((resolve) => {
