@@ -245,6 +245,12 @@ template <typename T, typename F, typename... A> expected<T> get(F f, A... rest)
     return value;
 }
 
+// Calls a function that writes a traceparent; empty if there is none.
+template <typename F, typename T> std::string traceparent(F f, const T *handle) {
+    char text[PELTON_TRACEPARENT_SIZE];
+    return f(handle, text) == 1 ? text : std::string();
+}
+
 // A C structure of options with its default values.
 template <typename C> struct options : C {
     options() noexcept : C{} { this->struct_bytes = sizeof(C); }
@@ -365,6 +371,11 @@ public:
     [[nodiscard]] expected<void> send(bytes message, deadline until = forever) noexcept {
         return check(pelton_sender_send, message.data(), message.size(), until.ns());
     }
+    // With the sender's span, or nullptr: for traceparent() of what receives it, if the channel has the option traced.
+    [[nodiscard]] expected<void> send_traced(bytes message, const char *traceparent,
+                                             deadline until = forever) noexcept {
+        return check(pelton_sender_send_traced, message.data(), message.size(), traceparent, until.ns());
+    }
     [[nodiscard]] expected<void> send_batch(span<const iovec> messages, deadline until = forever) noexcept {
         return check(pelton_sender_send_batch, messages.data(), messages.size(), until.ns());
     }
@@ -375,6 +386,10 @@ public:
     }
     [[nodiscard]] expected<reservation> reserve(std::size_t size, deadline until = forever) noexcept {
         return reserved<reservation>(pelton_sender_reserve, size, until.ns());
+    }
+    [[nodiscard]] expected<reservation> reserve_traced(std::size_t size, const char *traceparent,
+                                                       deadline until = forever) noexcept {
+        return reserved<reservation>(pelton_sender_reserve_traced, size, traceparent, until.ns());
     }
     [[nodiscard]] expected<void> wait_released(deadline until = forever) noexcept {
         return check(pelton_sender_wait_released, until.ns());
@@ -415,6 +430,8 @@ public:
     std::uint32_t lane() const noexcept { return received_.lane; }
     bool is_redelivered() const noexcept { return (received_.flags & PELTON_REDELIVERED) != 0; }
     std::size_t descriptor_count() const noexcept { return received_.descriptor_count; }
+    // The sender's span; empty if the message came without.
+    std::string traceparent() const { return detail::traceparent(pelton_receiver_traceparent, receiver_.get()); }
     // Returns how many it wrote to out, which needs space for descriptor_count().
     [[nodiscard]] expected<std::size_t> take_descriptors(span<int> out) noexcept {
         return detail::get<std::size_t>(pelton_receiver_take_descriptors, receiver_.get(), out.data(), out.size());
@@ -443,6 +460,8 @@ public:
     const pelton_message *begin() const noexcept { return received_.data(); }
     const pelton_message *end() const noexcept { return received_.data() + received_.size(); }
     std::size_t size() const noexcept { return received_.size(); }
+    // That of the last message: one that has a traceparent is the last of its batch.
+    std::string traceparent() const { return detail::traceparent(pelton_receiver_traceparent, receiver_.get()); }
     // As of message: one that has descriptors comes alone.
     [[nodiscard]] expected<std::size_t> take_descriptors(span<int> out) noexcept {
         return detail::get<std::size_t>(pelton_receiver_take_descriptors, receiver_.get(), out.data(), out.size());
@@ -563,6 +582,8 @@ public:
     [[nodiscard]] expected<std::size_t> receive_copy(writable_bytes buffer, deadline until = forever) noexcept {
         return get<std::size_t>(pelton_receiver_receive_copy, buffer.data(), buffer.size(), until.ns());
     }
+    // That of the message which receive_copy() copied last; empty if it came without.
+    std::string traceparent() const { return detail::traceparent(pelton_receiver_traceparent, handle_.get()); }
     [[nodiscard]] expected<void> resume(deadline until = forever) noexcept {
         return check(pelton_receiver_resume, until.ns());
     }
@@ -712,10 +733,7 @@ public:
     // The responder must not be moved before the reservation is used.
     [[nodiscard]] expected<reply_reservation> reserve(std::size_t size) noexcept;
     // The traceparent of the request; empty if it came without.
-    std::string traceparent() const {
-        char text[PELTON_TRACEPARENT_SIZE];
-        return pelton_responder_traceparent(handle_.get(), text) == 1 ? text : std::string();
-    }
+    std::string traceparent() const { return detail::traceparent(pelton_responder_traceparent, handle_.get()); }
     bool is_cancelled() const noexcept { return pelton_responder_is_cancelled(handle_.get()) == 1; }
 
 private:

@@ -92,13 +92,12 @@ func hello(of packet.Role, holds uint32) []byte {
 func TestASenderOfTracedMessagesRefusesAReceiverThatDoesNotKnowThem(t *testing.T) {
 	for _, isTraced := range []bool{true, false} {
 		s, peer := socketPair(t, soon(t))
-		s.Settings.Traced = isTraced
 		hello := packet.NewHello(packet.RoleReceiver, false, limits.OfFormat)
 		hello.Tail = packet.TracedRequests
 		if err := kernel.TrySend(peer, hello.Encode()); err != nil {
 			t.Fatal(err)
 		}
-		_, err := s.ExchangeHello(packet.RoleSender, false, true,
+		_, err := s.ExchangeHello(packet.RoleSender, false, true, isTraced,
 			func() (limits.Limits, error) { return limits.Limits{}, nil })
 		if isTraced {
 			refusedWith(t, err, ErrRefused, "feature 1,", packet.Version, "option Traced", "or leave that option out")
@@ -115,7 +114,7 @@ func TestHelloIsAnsweredAsTheVectorsSay(t *testing.T) {
 			if err := kernel.TrySend(peer, must(hex.DecodeString(vector.Hex))); err != nil {
 				t.Fatal(err)
 			}
-			_, err := s.ExchangeHello(vector.Role.Other(), false, true,
+			_, err := s.ExchangeHello(vector.Role.Other(), false, true, false,
 				func() (limits.Limits, error) { return limits.Limits{LaneBytes: 1 << 16, MessageBytes: 77}, nil })
 			b := make([]byte, packet.BytesMax)
 			n, _, _, failed := kernel.TryReceive(peer, b)

@@ -61,14 +61,35 @@ static pelton_channel_options channel_options(void) {
     return options;
 }
 
+/* The traceparent of message i, or "", with the THEN `traced`. */
+static const char *traceparent_of(long i) {
+    static char text[80]; /* of PELTON_TRACEPARENT_SIZE */
+    unsigned long id = (unsigned long)i + 1;
+    if (i % 3 == 0) return "";
+    snprintf(text, sizeof text, "00-%032lx-%016lx-%02x", id, id, (unsigned)(i % 256));
+    return text;
+}
+
+/* Whether the received message i has the right traceparent: without `traced` none. */
+static int is_traced_as_wanted(const pelton_receiver *receiver, long i) {
+    char found[PELTON_TRACEPARENT_SIZE] = "";
+    const char *wanted = then_is("traced") ? traceparent_of(i) : "";
+    pelton_receiver_traceparent(receiver, found);
+    if (strcmp(found, wanted) == 0) return 1;
+    fprintf(stderr, "message %ld: found the traceparent `%s`, expected `%s`\n", i, found, wanted);
+    return 0;
+}
+
 static int send_messages(void) {
     pelton_channel_options options = channel_options();
     pelton_sender *sender;
+    options.traced = then_is("traced");
     int code = pelton_sender_open(name, &options, &sender);
     if (code != PELTON_OK) return failed("connect", code);
     for (int released = 0; !released;) {
         if (messages < count) {
-            code = pelton_sender_send(sender, message(messages), size_of(messages), deadline());
+            code = pelton_sender_send_traced(sender, message(messages), size_of(messages),
+                                             then_is("traced") ? traceparent_of(messages) : NULL, deadline());
             if (code == PELTON_OK) add(message(messages), size_of(messages));
         } else {
             if (then_is("die")) return 0;
@@ -92,6 +113,7 @@ static int receive_messages(void) {
     uint32_t *checksums = calloc((size_t)count + 1, sizeof *checksums); /* of `rest` */
     if (checksums == NULL) return perror("recv"), 1;
     if (is_path()) {
+        options.traced = then_is("traced");
         code = pelton_receiver_open(name, &options, &receiver);
     } else {
         code = pelton_listener_open(name, NULL, &listener);
@@ -105,7 +127,7 @@ static int receive_messages(void) {
         if (is_rest && messages < count) {
             checksums[messages] = crc32(received.data, received.size);
             add(received.data, received.size);
-        } else if (!added(received.data, received.size)) {
+        } else if (!is_traced_as_wanted(receiver, messages) || !added(received.data, received.size)) {
             return 1;
         }
         pelton_receiver_release(receiver);
@@ -292,9 +314,9 @@ int main(int arguments, char **argument) {
     static const struct {
         const char *verb;
         int (*run)(void);
-        const char *thens[4];
-    } commands[] = {{"send", send_messages, {"close", "die", "resume"}},
-                    {"recv", receive_messages, {"close", "died", "die", "rest"}},
+        const char *thens[5];
+    } commands[] = {{"send", send_messages, {"close", "die", "resume", "traced"}},
+                    {"recv", receive_messages, {"close", "died", "die", "rest", "traced"}},
                     {"call", call_service, {NULL}},
                     {"serve", serve_calls, {NULL}},
                     {"stream", stream_reply, {NULL}},
@@ -309,7 +331,7 @@ int main(int arguments, char **argument) {
         if (commands[i].run == vectors) return vectors();
         int is_reading = commands[i].run == read_records, is_right = arguments == (is_reading ? 3 : 5);
         if (arguments == 6) then = argument[5];
-        for (int j = 0; arguments == 6 && j < 4 && commands[i].thens[j] != NULL; j++)
+        for (int j = 0; arguments == 6 && j < 5 && commands[i].thens[j] != NULL; j++)
             if (then_is(commands[i].thens[j])) is_right = 1;
         if (!is_right || !(is_reading || numbers(argument[3], argument[4])))
             return fprintf(stderr, "usage: driver %s NAME COUNT SIZES [THEN]: conformance/README.md\n", verb), 2;

@@ -47,6 +47,13 @@ struct run {
     // The message to be sent next, or to arrive next.
     pelton::bytes next() const { return message(messages); }
     bool has_next() const { return messages < count; }
+    // That of the next message with `traced`, or empty.
+    std::string traceparent() const {
+        if (then != "traced" || messages % 3 == 0) return {};
+        char text[80]; // of PELTON_TRACEPARENT_SIZE
+        std::snprintf(text, sizeof text, "00-%032zx-%016zx-%02zx", messages + 1, messages + 1, messages % 256);
+        return text;
+    }
     void add(pelton::bytes found) {
         messages++;
         bytes += found.size();
@@ -78,9 +85,9 @@ template <typename Options> static Options waiting() {
 
 // By path an open creates the channel, and waits for nobody: messages wait there.
 static pelton::channel_options endpoint_options(const run &run) {
-    if (!run.is_path()) return waiting<pelton::channel_options>();
-    pelton::channel_options options;
-    options.create = 1;
+    auto options = run.is_path() ? pelton::channel_options() : waiting<pelton::channel_options>();
+    options.create = run.is_path();
+    options.traced = run.then == "traced";
     return options;
 }
 
@@ -89,7 +96,8 @@ static void send(run &run) {
     check("open", sender);
     for (bool is_released = false; !is_released;) {
         if (run.then == "die" && !run.has_next()) return (void)sender->release(); // it stays open
-        auto done = run.has_next() ? sender->send(run.next(), deadline()) : sender->wait_released(deadline());
+        auto done = run.has_next() ? sender->send_traced(run.next(), run.traceparent().c_str(), deadline())
+                                   : sender->wait_released(deadline());
         if (!done && done.error() == PELTON_PEER_DIED && run.then == "resume") {
             // The successor gets what the receiver that died has not released.
             check("resume", sender->resume(deadline()));
@@ -121,6 +129,9 @@ static void receive(run &run) {
             if (message.error() == (run.then == "died" ? PELTON_PEER_DIED : PELTON_CLOSED)) break;
             throw failed("receive", message.error());
         }
+        if (!is_rest && message->traceparent() != run.traceparent())
+            throw std::runtime_error("message " + std::to_string(run.messages) + ": found the traceparent `" +
+                                     message->traceparent() + "`, expected `" + run.traceparent() + "`");
         if (is_rest) checksums.push_back(crc32(message->bytes().data(), message->bytes().size()));
         is_rest ? run.add(message->bytes()) : run.add_next(message->bytes());
     }
@@ -258,8 +269,8 @@ int main(int count, char **argument) {
         void (*carry_out)(run &);
         std::vector<std::string> thens;
     };
-    const std::map<std::string, command> commands{{"send", {send, {"close", "die", "resume"}}},
-                                                  {"recv", {receive, {"close", "died", "die", "rest"}}},
+    const std::map<std::string, command> commands{{"send", {send, {"close", "die", "resume", "traced"}}},
+                                                  {"recv", {receive, {"close", "died", "die", "rest", "traced"}}},
                                                   {"gather", {gather, {}}},
                                                   {"call", {call, {}}},
                                                   {"serve", {serve, {}}},

@@ -14,6 +14,8 @@ main() ->
 run(["vectors" | _]) -> unsupported("vectors", "the binding uses libpelton, it is no implementation of its own");
 run([Verb | _]) when Verb =:= "write-records"; Verb =:= "read-records" ->
     unsupported(Verb, "the binding has no record files; disk_log has the same use in Erlang");
+run([Verb, _, _, _, "traced"]) when Verb =:= "send"; Verb =:= "recv" ->
+    unsupported(Verb ++ " traced", "messages carry no traceparent in the binding yet");
 run([Verb | Arguments]) when Verb =:= "send"; Verb =:= "recv"; Verb =:= "call"; Verb =:= "serve"; Verb =:= "stream";
                              Verb =:= "serve-stream"; Verb =:= "gather" ->
     Parsed = case Arguments of

@@ -71,17 +71,28 @@ func (d *driver) checkCount() error {
 	return nil
 }
 
+// traceparent returns that of message i with `traced`, or "".
+func (d *driver) traceparent(i int) string {
+	if d.then != "traced" || i%3 == 0 {
+		return ""
+	}
+	return fmt.Sprintf("00-%032x-%016x-%02x", i+1, i+1, i%256)
+}
+
 func (d *driver) send(ctx context.Context) error {
 	var sender *pelton.Sender
 	var err error
+	isTraced := d.then == "traced"
 	if directory, isPath := strings.CutPrefix(d.name, "path:"); isPath {
-		sender, err = pelton.CreateSender(ctx, directory, nil) // needs no receiver
+		sender, err = pelton.CreateSender(ctx, directory, &pelton.Options{Traced: isTraced}) // needs no receiver
 	} else {
-		sender, err = pelton.ConnectSender(ctx, d.name, &pelton.Options{Await: true}) // waits for a receiver
+		// Waits for a receiver.
+		sender, err = pelton.ConnectSender(ctx, d.name, &pelton.Options{Await: true, Traced: isTraced})
 	}
 	for err == nil {
 		if d.messages < d.count {
-			if err = sender.Send(ctx, d.message(d.messages)); err == nil {
+			err = sender.SendTraced(ctx, d.message(d.messages), d.traceparent(d.messages))
+			if err == nil {
 				d.add(d.message(d.messages))
 			}
 		} else if d.then == "die" {
@@ -99,7 +110,7 @@ func (d *driver) send(ctx context.Context) error {
 
 func (d *driver) receiver(ctx context.Context) (*pelton.Receiver, error) {
 	if directory, isPath := strings.CutPrefix(d.name, "path:"); isPath {
-		return pelton.CreateReceiver(ctx, directory, &pelton.Options{Await: true})
+		return pelton.CreateReceiver(ctx, directory, &pelton.Options{Await: true, Traced: d.then == "traced"})
 	}
 	listener, err := pelton.Listen(d.name, nil)
 	if err != nil {
@@ -126,6 +137,9 @@ func (d *driver) recv(ctx context.Context) error {
 		case d.then == "rest":
 			d.add(message.Bytes())
 			last = append(last, crc32.ChecksumIEEE(message.Bytes()))
+		case message.Traceparent() != d.traceparent(d.messages):
+			err = fmt.Errorf("message %d: found the traceparent %q, expected %q", d.messages, message.Traceparent(),
+				d.traceparent(d.messages))
 		default:
 			err = d.addExpected(message.Bytes())
 		}
@@ -300,8 +314,8 @@ var commands = map[string]struct {
 	run   func(*driver, context.Context) error
 	thens []string
 }{
-	"send":          {(*driver).send, []string{"close", "die", "resume"}},
-	"recv":          {(*driver).recv, []string{"close", "died", "die", "rest"}},
+	"send":          {(*driver).send, []string{"close", "die", "resume", "traced"}},
+	"recv":          {(*driver).recv, []string{"close", "died", "die", "rest", "traced"}},
 	"call":          {(*driver).call, nil},
 	"serve":         {(*driver).serve, nil},
 	"stream":        {(*driver).stream, nil},

@@ -242,6 +242,7 @@ const VERBS = ['send', 'recv', 'gather', 'call', 'serve', 'stream', 'serve-strea
 async function main([verb, name, count, sizes, then, ...more]) {
   if (verb === 'vectors') unsupported('vectors: cargo test replays the vectors, with the crates that this binding uses');
   if (!VERBS.includes(verb)) fail(`\`${verb}\` is no command: ../README.md`, 2);
+  if (then === 'traced' && THEN[verb] !== undefined) unsupported(`${verb} traced: messages carry no traceparent yet`);
   if (then !== undefined && !THEN[verb]?.includes(then)) fail(`\`${then}\` is no THEN of ${verb}`, 2);
   if (name?.startsWith('path:') && THEN[verb] === undefined && !RECORDS.includes(verb)) {
     unsupported(`${verb} path: a path channel is for messages`);

@@ -49,8 +49,14 @@ class Driver:
         self.report()
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def traceparent(self, i: int) -> str | None:
+        """That of message `i`: with `traced`, all but each third have one."""
+        if self.then != "traced" or i % 3 == 0:
+            return None
+        return f"00-{i + 1:032x}-{i + 1:016x}-{i % 256:02x}"
+
     def send(self) -> None:
-        with open_sender(self.name) as sender:
+        with open_sender(self.name, self.then == "traced") as sender:
 
             def resumed(step: Callable[[], None]) -> None:
                 while True:
@@ -63,7 +69,7 @@ class Driver:
 
             for i in range(self.count):
                 message = self.message(i)
-                resumed(functools.partial(sender.send, message, LIMIT))
+                resumed(functools.partial(sender.send, message, LIMIT, traceparent=self.traceparent(i)))
                 self.add(message)
             if self.then == "die":
                 self.die()
@@ -71,7 +77,7 @@ class Driver:
 
     def recv(self) -> None:
         rest: list[int] = []
-        with open_receiver(self.name) as receiver:
+        with open_receiver(self.name, self.then == "traced") as receiver:
             while True:
                 try:
                     message = receiver.recv(LIMIT)
@@ -87,6 +93,8 @@ class Driver:
                     self.add(message)
                     rest.append(zlib.crc32(message))
                     continue
+                if receiver.traceparent != self.traceparent(self.messages):
+                    raise SystemExit(f"message {self.messages}: found the traceparent {receiver.traceparent}")
                 self.add_expected(message)
                 if self.then == "die" and self.messages == self.count:
                     self.die()
@@ -176,23 +184,23 @@ class Driver:
                 return f" damaged {damaged} later"
 
 
-def open_sender(name: str) -> pelton.Sender:
+def open_sender(name: str, traced: bool) -> pelton.Sender:
     if name.startswith("path:"):
-        return pelton.Sender.open_path(name.removeprefix("path:"), create=True)
-    return pelton.Sender.connect(name, timeout=LIMIT)
+        return pelton.Sender.open_path(name.removeprefix("path:"), create=True, traced=traced)
+    return pelton.Sender.connect(name, timeout=LIMIT, traced=traced)
 
 
-def open_receiver(name: str) -> pelton.Receiver:
+def open_receiver(name: str, traced: bool) -> pelton.Receiver:
     if name.startswith("path:"):
-        return pelton.Receiver.open_path(name.removeprefix("path:"), create=True)
+        return pelton.Receiver.open_path(name.removeprefix("path:"), create=True, traced=traced)
     with pelton.listen(name) as listener:
         return listener.accept_receiver(LIMIT)
 
 
 # Each command's function, and its values of THEN.
 COMMANDS: dict[str, tuple[Callable[[Driver], str | None], list[str]]] = {
-    "send": (Driver.send, ["close", "die", "resume"]),
-    "recv": (Driver.recv, ["close", "died", "die", "rest"]),
+    "send": (Driver.send, ["close", "die", "resume", "traced"]),
+    "recv": (Driver.recv, ["close", "died", "die", "rest", "traced"]),
     "gather": (Driver.gather, []),
     "call": (Driver.call, []),
     "serve": (Driver.serve, []),

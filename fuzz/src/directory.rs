@@ -16,7 +16,7 @@ pub fn directory(program: &[u8]) {
     let mut program = Program(program);
     let place = TestDir::unwatched();
     let path = place.path().join("c");
-    let options = Options::new().capacity(65536).lanes(program.of(&[1, 2, 3]));
+    let options = Options::new().capacity(65536).lanes(program.of(&[1, 2, 3])).traced(program.byte() % 2 == 0);
     {
         let mut senders = [options.create_sender(&path).ok(), options.create_sender(&path).ok()];
         for sender in senders.iter_mut().flatten() {

@@ -2,19 +2,22 @@
 
 use crate::fixture::{Pages, bytes};
 use crate::program::{Over, Program};
-use pelton_lane::{Consumer, LaneError, Memory, Position, Producer, Record, Sleeper, Ticket, find_end, scan};
+use pelton_lane::{
+    Consumer, LaneError, Memory, Position, Producer, Record, Sleeper, TRACE_BYTES, Ticket, find_end, scan,
+};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Both sides act by the program's first half. Its second half is stored into the words that the other side of each
 /// may write: between their steps, or at the same time by another thread.
 pub fn lane(program: &[u8]) {
     let mut program = Program(program);
-    let (capacity, threads) = (program.of(&[4096, 4160, 8192, 65536]), program.byte() % 2 == 1);
+    let (capacity, ways) = (program.of(&[4096, 4160, 8192, 65536]), program.byte());
+    let (threads, is_traced) = (ways & 1 == 1, ways & 2 == 2);
     let seq = program.of(&[1, u32::MAX - 2, 1000]);
     let pages = Pages::new(capacity, Position { offset: 0, seq });
     let (work, lies) = program.split();
     let is_over = AtomicBool::new(false);
-    let sides = Sides::new(&pages);
+    let sides = Sides::new(&pages, is_traced);
     std::thread::scope(|scope| {
         let scribbler = threads.then(|| {
             scope.spawn(|| {
@@ -68,6 +71,8 @@ fn store_lie(pages: &Pages, lies: &mut Program) {
 
 struct Sides<'a> {
     pages: &'a Pages,
+    /// Whether a message may have a traceparent.
+    is_traced: bool,
     /// `None`: the lane has failed and must not be used further.
     producer: Option<Producer>,
     consumer: Option<Consumer>,
@@ -76,11 +81,14 @@ struct Sides<'a> {
 }
 
 impl Sides<'_> {
-    fn new(pages: &Pages) -> Sides<'_> {
-        let (producer, consumer) = pages.attach();
+    fn new(pages: &Pages, is_traced: bool) -> Sides<'_> {
+        let (mut producer, consumer) = pages.attach();
+        if is_traced {
+            producer.permit_traced();
+        }
         // SAFETY: the page outlives this value, which is its only writer that follows the protocol.
         let sleeper = unsafe { Sleeper::of_receiver(pages.memory.receiver, true) };
-        Sides { pages, producer: Some(producer), consumer: Some(consumer), sleeper, held: Vec::new() }
+        Sides { pages, is_traced, producer: Some(producer), consumer: Some(consumer), sleeper, held: Vec::new() }
     }
 
     fn work(mut self, mut work: Program, mut lies: Program) {
@@ -117,12 +125,21 @@ impl Sides<'_> {
             let (tail, _) = find_end(&memory.data, page.message_bytes_max, stored)?;
             page.start_generation(1);
             // SAFETY: the pages outlive both, and the previous producer is gone.
-            self.producer = Some(unsafe { Producer::attach(memory, tail, consumer.head(), floor, true)? });
+            let mut producer = unsafe { Producer::attach(memory, tail, consumer.head(), floor, true)? };
+            if self.is_traced {
+                producer.permit_traced();
+            }
+            self.producer = Some(producer);
             return Ok(());
         };
         match step % 6 {
             0 | 1 => {
-                if let Some(space) = producer.try_reserve(bytes.min(producer.message_bytes_max()))? {
+                let bytes = bytes.min(producer.message_bytes_max());
+                let space = match self.is_traced && step & 32 == 32 {
+                    true => producer.try_reserve_traced(bytes, &[step; TRACE_BYTES])?,
+                    false => producer.try_reserve(bytes)?,
+                };
+                if let Some(space) = space {
                     producer.copy_in(space, &vec![step; space.bytes as usize]);
                     let _ = producer.commit(space, space.bytes);
                 }
@@ -142,7 +159,7 @@ impl Sides<'_> {
                 }
             }
             4 => {
-                producer.arm((step & 64 == 0).then_some(bytes), || ())?;
+                producer.arm((step & 32 == 0).then_some(bytes), || ())?;
                 producer.disarm();
             }
             _ => {
@@ -173,7 +190,10 @@ impl Sides<'_> {
         let checked = |consumer: &Consumer, record: &Record| {
             assert!(record.bytes <= consumer.message_bytes_max());
             // Every byte of it is readable.
-            std::hint::black_box(bytes(consumer, record).iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte)));
+            let trace = consumer.trace_of(record.seq).into_iter().flatten();
+            std::hint::black_box(
+                bytes(consumer, record).iter().chain(trace).fold(0u8, |sum, &byte| sum.wrapping_add(byte)),
+            );
         };
         match step % 6 {
             0 => {

@@ -101,6 +101,38 @@ static void what_is_reserved_is_seen_only_if_committed() {
     IS(receiver.receive_batch(array, std::chrono::microseconds(1)), PELTON_AGAIN);
 }
 
+static void a_message_carries_its_traceparent() {
+    const char *text = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    for (bool is_traced : {true, false}) {
+        pelton::channel_options options;
+        options.capacity = 64 << 10;
+        options.traced = is_traced;
+        auto [sender, receiver] = *pelton::threads(options);
+        const std::string wanted = is_traced ? text : "";
+        for (int i = 0; i < 3; i++) {
+            IS(sender.send_traced(as_bytes("one"), text), PELTON_OK);
+            IS(sender.send_traced(as_bytes("two"), i == 0 ? nullptr : "no traceparent"), PELTON_OK);
+        }
+        IS(sender.reserve_traced(5, text, pelton::no_wait)->commit(4), PELTON_OK);
+        for (const std::string &each : {wanted, std::string()}) {
+            auto message = receiver.receive();
+            CHECK(message->traceparent() == each);
+        }
+        std::byte buffer[8];
+        for (const std::string &each : {wanted, std::string()}) {
+            CHECK(*receiver.receive_copy(buffer) == 3 && receiver.traceparent() == each);
+        }
+        pelton_message array[8];
+        size_t count = 0;
+        while (auto messages = receiver.receive_batch(array, pelton::no_wait)) {
+            count += messages->size();
+            // The messages with one: the first and the last.
+            CHECK(messages->traceparent() == (count == 1 || count == 3 ? wanted : std::string()));
+        }
+        CHECK(count == 3);
+    }
+}
+
 static void handles_are_closed_once_by_their_last_owner() {
     auto ends = new_ends();
     pelton::sender first = std::move(ends.sender);
@@ -687,6 +719,7 @@ int main() {
     static const test tests[] = {
         TEST(messages_are_released_at_the_end_of_their_scope),
         TEST(what_is_reserved_is_seen_only_if_committed),
+        TEST(a_message_carries_its_traceparent),
         TEST(handles_are_closed_once_by_their_last_owner),
         TEST(a_held_message_is_read_and_released_on_another_thread),
         TEST(a_buffer_that_is_too_small_leaves_what_was_received),

@@ -15,11 +15,13 @@ use std::time::Duration;
 
 /// The options of what connects, listens, gathers, opens or creates a path, and of threads.
 pub const CONNECT: &[&str] = &["timeout", "capacity", "message_bytes_max", "allow_uids", "spin"];
-const LISTEN: &[&str] = &["capacity", "message_bytes_max", "allow_uids", "spin"];
+pub const CONNECT_SENDER: &[&str] = &["timeout", "capacity", "message_bytes_max", "allow_uids", "spin", "traced"];
+const LISTEN: &[&str] = &["capacity", "message_bytes_max", "allow_uids", "spin", "traced"];
 const GATHER: &[&str] = &["capacity", "message_bytes_max", "allow_uids", "spin", "lanes"];
-const THREADS: &[&str] = &["capacity", "message_bytes_max", "spin"];
+const THREADS: &[&str] = &["capacity", "message_bytes_max", "spin", "traced"];
 pub const OPEN: &[&str] = &["timeout", "allow_uids", "mode", "spin"];
-pub const CREATE: &[&str] = &["timeout", "allow_uids", "mode", "spin", "capacity", "message_bytes_max", "lanes"];
+pub const CREATE: &[&str] =
+    &["timeout", "allow_uids", "mode", "spin", "capacity", "message_bytes_max", "lanes", "traced"];
 
 /// The options of clients and services of calls.
 pub const CLIENT: &[&str] =
@@ -53,6 +55,7 @@ pub fn options(given: Option<&Bound<'_, PyDict>>, taken: &[&str]) -> PyResult<Op
                 options.allow_uids(&uids.map(|uid| option::<u32>(&name, &uid?)).collect::<PyResult<Vec<_>>>()?)
             }
             "spin" => options.wait(if value.is_truthy()? { Wait::Spin } else { Wait::Block }),
+            "traced" => options.traced(value.is_truthy()?),
             "lanes" => options.lanes(option(&name, &value)?),
             "mode" => options.mode(option(&name, &value)?),
             "call_bytes_max" => options.call_bytes_max(option(&name, &value)?),
@@ -181,8 +184,13 @@ impl Opening {
                 Some(client) => Some(Py::new(py, LoopClient::new(client))?.into_any()),
                 None => None,
             },
-            Started::ResumedSender(it) => it.try_finish().map_err(failed)?.map(|()| it.object.clone_ref(py)),
-            Started::ResumedReceiver(it) => it.try_finish().map_err(failed)?.map(|()| it.object.clone_ref(py)),
+            // It may copy a whole lane.
+            Started::ResumedSender(it) => {
+                py.detach(|| it.try_finish()).map_err(failed)?.map(|()| it.object.clone_ref(py))
+            }
+            Started::ResumedReceiver(it) => {
+                py.detach(|| it.try_finish()).map_err(failed)?.map(|()| it.object.clone_ref(py))
+            }
         })
     }
 
@@ -315,7 +323,8 @@ impl Listener {
 #[pyfunction]
 #[pyo3(
     signature = (name, **given),
-    text_signature = "(name, *, capacity=None, message_bytes_max=None, allow_uids=None, spin=False)"
+    text_signature = "(name, *, capacity=None, message_bytes_max=None, allow_uids=None, spin=False, \
+        traced=False)"
 )]
 pub fn listen(py: Python<'_>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Listener> {
     let listener = options(given, LISTEN)?.cast().listen(name).map_err(|error| raise(py, error))?;
@@ -339,7 +348,7 @@ pub fn gather(py: Python<'_>, name: &str, given: Option<&Bound<'_, PyDict>>) -> 
 
 /// A sender and a receiver for two threads of this process.
 #[pyfunction]
-#[pyo3(signature = (**given), text_signature = "(*, capacity=None, message_bytes_max=None, spin=False)")]
+#[pyo3(signature = (**given), text_signature = "(*, capacity=None, message_bytes_max=None, spin=False, traced=False)")]
 pub fn threads(py: Python<'_>, given: Option<&Bound<'_, PyDict>>) -> PyResult<(Sender, Receiver)> {
     let (sender, receiver) = options(given, THREADS)?.cast().threads().map_err(|error| raise(py, error))?;
     Ok((Sender::new(sender, None), Receiver::new(receiver, None)))

@@ -9,7 +9,7 @@ use crate::number::number;
 use crate::open::{self, CONNECT, CREATE, Info, OPEN, Opening, Resuming, Started, options};
 use crate::view::{EnteredView, fill_view};
 use pelton::raw::Record;
-use pelton::{Deadline, Error, Held, Listener};
+use pelton::{Deadline, Error, Held, Listener, Traceparent};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyMemoryView, PyType};
@@ -147,7 +147,7 @@ impl Receiver {
     #[pyo3(
         signature = (directory, *, create=false, **given),
         text_signature = "($cls, directory, *, create=False, timeout=0.0, capacity=None, message_bytes_max=None, \
-            lanes=None, mode=None, allow_uids=None, spin=False)"
+            lanes=None, mode=None, allow_uids=None, spin=False, traced=False)"
     )]
     fn open_path(
         cls: &Bound<'_, PyType>,
@@ -163,7 +163,7 @@ impl Receiver {
     #[pyo3(
         signature = (directory, *, create=false, **given),
         text_signature = "($cls, directory, *, create=False, timeout=0.0, capacity=None, message_bytes_max=None, \
-            lanes=None, mode=None, allow_uids=None, spin=False)"
+            lanes=None, mode=None, allow_uids=None, spin=False, traced=False)"
     )]
     fn start_open_path(
         cls: &Bound<'_, PyType>,
@@ -273,6 +273,15 @@ impl Receiver {
         }
     }
 
+    /// The traceparent of the message that this receiver copied last, or None.
+    ///
+    /// That is the header of W3C Trace Context with its sender's span. `recv`, `try_recv`, `recv_into`, `recv_many` and
+    /// iteration copy. Read it before the next method that receives or arms: each may go on to another lane.
+    #[getter]
+    fn traceparent(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        Ok(self.endpoint.take(py)?.receiver.traceparent().map(|traceparent| traceparent.to_string()))
+    }
+
     /// The next message in place, without a copy. Waits up to `timeout` seconds.
     ///
     /// `with receiver.peek() as view:` gives a read-only memoryview; the message is released at the end of the block.
@@ -286,9 +295,10 @@ impl Receiver {
         let fds = message.take_descriptors();
         let (seq, lane, peer) = (message.seq(), message.lane(), message.peer());
         let (is_redelivered, bytes) = (message.is_redelivered(), message.len());
+        let traceparent = message.traceparent();
         let state = State { held: Some(message.hold()), views: 0, is_released: false, fds, view: None };
         let peer_pid = peer.map(|peer| peer.pid);
-        Ok(Message { state: Mutex::new(state), bytes, seq, lane, peer_pid, is_redelivered })
+        Ok(Message { state: Mutex::new(state), bytes, seq, lane, peer_pid, is_redelivered, traceparent })
     }
 
     /// After `PeerDied`: waits up to `timeout` seconds for the sender's successor.
@@ -384,7 +394,8 @@ impl Receiver {
 /// A message in place: see `Receiver.peek`. It is a read-only buffer.
 ///
 /// `seq` is its number in the lane, `lane` its sender's lane, `peer_pid` its sender's process. `is_redelivered` says
-/// whether an earlier receiver may have received it.
+/// whether an earlier receiver may have received it. `traceparent` is the header of W3C Trace Context with its sender's
+/// span, or None.
 #[pyclass(frozen, module = "pelton")]
 pub struct Message {
     state: Mutex<State>,
@@ -397,6 +408,7 @@ pub struct Message {
     peer_pid: Option<u32>,
     #[pyo3(get)]
     is_redelivered: bool,
+    traceparent: Option<Traceparent>,
 }
 
 struct State {
@@ -444,6 +456,11 @@ impl Message {
     fn take_descriptors(&self, py: Python<'_>) -> PyResult<Vec<i32>> {
         let fds = mem::replace(&mut self.state().fds, Ok(Vec::new()));
         fds.map(descriptors::numbers).map_err(|error| raise(py, error))
+    }
+
+    #[getter]
+    fn traceparent(&self) -> Option<String> {
+        self.traceparent.map(|traceparent| traceparent.to_string())
     }
 
     /// Whether it is released: then no new view of it can be made.

@@ -5,10 +5,10 @@ use crate::descriptors;
 use crate::error::{named, raise, timed_out};
 use crate::handle::{Handle, Using, deadline};
 use crate::number::{number, number_or_none};
-use crate::open::{self, CONNECT, CREATE, Info, OPEN, Opening, Resuming, Started, options};
+use crate::open::{self, CONNECT_SENDER, CREATE, Info, OPEN, Opening, Resuming, Started, options};
 use crate::view::{EnteredView, fill_view};
 use pelton::raw::ReservedSpace;
-use pelton::{Deadline, Error, Listener, Result, Sent};
+use pelton::{Deadline, Error, Listener, Result, Sent, Traceparent};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyMemoryView, PyType};
@@ -76,9 +76,16 @@ impl Sender {
         }
     }
 
-    fn send_until(&self, py: Python<'_>, payload: &[u8], deadline: Deadline) -> PyResult<bool> {
+    fn send_until(
+        &self,
+        py: Python<'_>,
+        payload: &[u8],
+        deadline: Deadline,
+        traceparent: Option<&str>,
+    ) -> PyResult<bool> {
         let mut using = self.take(py)?;
-        let Some(space) = find_space(py, &mut using, payload.len(), deadline)? else { return Ok(false) };
+        let space = find_space(py, &mut using, payload.len(), deadline, traceparent)?;
+        let Some(space) = space else { return Ok(false) };
         // SAFETY: the space is reserved for this many bytes, and only this thread uses the sender until the commit.
         unsafe { copy(py, payload, using.sender.payload(space).as_ptr()) };
         commit(&mut using.sender, space, payload.len()).map_err(|error| raise(py, error))?;
@@ -115,7 +122,7 @@ impl Sender {
     /// Sends all of these, or none.
     fn send_part(&self, py: Python<'_>, part: &[Payload<'_>], deadline: Deadline) -> PyResult<bool> {
         if let [payload] = part {
-            return self.send_until(py, payload.as_slice(), deadline);
+            return self.send_until(py, payload.as_slice(), deadline, None);
         }
         let mut using = self.take(py)?;
         let lens: Vec<usize> = part.iter().map(|payload| payload.as_slice().len()).collect();
@@ -146,7 +153,13 @@ fn find_space(
     using: &mut Using<'_, Endpoint>,
     bytes: usize,
     deadline: Deadline,
+    traceparent: Option<&str>,
 ) -> PyResult<Option<ReservedSpace>> {
+    // One that is not valid is as none: W3C demands it.
+    if let Some(traceparent) = traceparent.and_then(Traceparent::parse) {
+        return using
+            .wait(py, deadline, |endpoint, until| endpoint.sender.reserve_traced_space(bytes, traceparent, until));
+    }
     if let Some(space) = using.sender.reserve_fast(bytes) {
         return Ok(Some(space));
     }
@@ -205,16 +218,16 @@ impl Sender {
     ///
     /// `timeout` is how long to wait for a listener; 0, the default, fails immediately. `capacity` is the lane's bytes
     /// (64 MiB), `message_bytes_max` the largest message's. `allow_uids` are users that may be the peer, besides the
-    /// own one. With `spin` waits never sleep, and occupy a processor. Raises `NoListener`, `TimedOut`, `BadName`,
-    /// `BadOption`, `Refused`.
+    /// own one. With `spin` waits never sleep, and occupy a processor. With `traced` messages may carry a traceparent:
+    /// see `send`. Raises `NoListener`, `TimedOut`, `BadName`, `BadOption`, `Refused`.
     #[classmethod]
     #[pyo3(
         signature = (name, **given),
         text_signature = "($cls, name, *, timeout=0.0, capacity=None, message_bytes_max=None, allow_uids=None, \
-            spin=False)"
+            spin=False, traced=False)"
     )]
     fn connect(cls: &Bound<'_, PyType>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Sender> {
-        let started = options(given, CONNECT)?.cast().start_connect_sender(name);
+        let started = options(given, CONNECT_SENDER)?.cast().start_connect_sender(name);
         Ok(Sender::new(open::finish(cls.py(), started)?, None))
     }
 
@@ -223,23 +236,23 @@ impl Sender {
     #[pyo3(
         signature = (name, **given),
         text_signature = "($cls, name, *, timeout=0.0, capacity=None, message_bytes_max=None, allow_uids=None, \
-            spin=False)"
+            spin=False, traced=False)"
     )]
     fn start_connect(cls: &Bound<'_, PyType>, name: &str, given: Option<&Bound<'_, PyDict>>) -> PyResult<Opening> {
-        let started = options(given, CONNECT)?.cast().start_connect_sender(name);
+        let started = options(given, CONNECT_SENDER)?.cast().start_connect_sender(name);
         Ok(Opening::new(Started::Sender(started.map_err(|error| raise(cls.py(), error))?, None)))
     }
 
     /// Opens the channel in a directory as its sender; with `create`, creates it if it does not exist.
     ///
     /// Its messages outlive both sides. `timeout` is how long to wait for the channel, or for its role. `capacity`,
-    /// `message_bytes_max` and `lanes` (how many senders it may have) are for `create`. Raises `NoChannel`,
-    /// `NotAChannel`, `RoleTaken`, `NoSpace`, `Rebooted`, `BadOption`.
+    /// `message_bytes_max`, `lanes` (how many senders it may have) and `traced` (see `send`) are for `create`. Raises
+    /// `NoChannel`, `NotAChannel`, `RoleTaken`, `NoSpace`, `Rebooted`, `BadOption`.
     #[classmethod]
     #[pyo3(
         signature = (directory, *, create=false, **given),
         text_signature = "($cls, directory, *, create=False, timeout=0.0, capacity=None, message_bytes_max=None, \
-            lanes=None, mode=None, allow_uids=None, spin=False)"
+            lanes=None, mode=None, allow_uids=None, spin=False, traced=False)"
     )]
     fn open_path(
         cls: &Bound<'_, PyType>,
@@ -255,7 +268,7 @@ impl Sender {
     #[pyo3(
         signature = (directory, *, create=false, **given),
         text_signature = "($cls, directory, *, create=False, timeout=0.0, capacity=None, message_bytes_max=None, \
-            lanes=None, mode=None, allow_uids=None, spin=False)"
+            lanes=None, mode=None, allow_uids=None, spin=False, traced=False)"
     )]
     fn start_open_path(
         cls: &Bound<'_, PyType>,
@@ -269,18 +282,21 @@ impl Sender {
 
     /// Copies a bytes-like object into the lane. Waits for space up to `timeout` seconds.
     ///
-    /// Raises `TimedOut` when that has passed, and `TooLarge`; then nothing is sent.
-    #[pyo3(signature = (data, timeout=None))]
-    fn send(&self, data: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<()> {
-        match self.send_until(data.py(), Payload::of(data)?.as_slice(), deadline(timeout)?)? {
+    /// `traceparent` is the header of W3C Trace Context with this sender's span, for `Message.traceparent` and
+    /// `Receiver.traceparent`. One that is not valid is as none; so is any on a channel without the option `traced`.
+    /// Raises `TimedOut` when the time has passed, and `TooLarge`; then nothing is sent.
+    #[pyo3(signature = (data, timeout=None, *, traceparent=None))]
+    fn send(&self, data: &Bound<'_, PyAny>, timeout: Option<f64>, traceparent: Option<&str>) -> PyResult<()> {
+        match self.send_until(data.py(), Payload::of(data)?.as_slice(), deadline(timeout)?, traceparent)? {
             true => Ok(()),
             false => Err(no_space_in_time(data.py())),
         }
     }
 
     /// As `send`, but does not wait: returns whether the message is sent.
-    fn try_send(&self, data: &Bound<'_, PyAny>) -> PyResult<bool> {
-        self.send_until(data.py(), Payload::of(data)?.as_slice(), Deadline::Now)
+    #[pyo3(signature = (data, *, traceparent=None))]
+    fn try_send(&self, data: &Bound<'_, PyAny>, traceparent: Option<&str>) -> PyResult<bool> {
+        self.send_until(data.py(), Payload::of(data)?.as_slice(), Deadline::Now, traceparent)
     }
 
     /// Sends each message of an iterable, and returns how many. Waits for space up to `timeout` seconds in all.
@@ -328,12 +344,19 @@ impl Sender {
     ///
     /// `with sender.reserve(n) as view:` gives a writable memoryview; the message is sent at the end of the block, and
     /// not after an exception. Until then the sender does nothing else. To send fewer bytes, call `commit(bytes)`.
-    #[pyo3(signature = (bytes, timeout=None))]
-    fn reserve(this: Bound<'_, Self>, bytes: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<Reservation> {
+    /// `traceparent` as in `send`.
+    #[pyo3(signature = (bytes, timeout=None, *, traceparent=None))]
+    fn reserve(
+        this: Bound<'_, Self>,
+        bytes: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+        traceparent: Option<&str>,
+    ) -> PyResult<Reservation> {
         let (py, bytes) = (this.py(), number("bytes", bytes)?);
         let sender = this.get();
         let mut using = sender.take(py)?;
-        let space = find_space(py, &mut using, bytes, deadline(timeout)?)?.ok_or_else(|| no_space_in_time(py))?;
+        let space = find_space(py, &mut using, bytes, deadline(timeout)?, traceparent)?;
+        let space = space.ok_or_else(|| no_space_in_time(py))?;
         sender.holds.add();
         drop(using);
         Ok(Reservation { sender: this.unbind(), space, is_over: AtomicBool::new(false), view: Mutex::new(None) })
@@ -363,7 +386,8 @@ impl Sender {
 
     /// As `resume`, but does not wait: returns an `Opening` for an event loop, which returns this object.
     ///
-    /// Until that has ended or is closed, the other methods raise `Busy`.
+    /// Until that has ended or is closed, the other methods raise `Busy`. If the receiver had closed, `try_finish` of
+    /// the opening copies all unreleased messages, once a successor has connected; it releases the GIL.
     fn start_resume(this: &Bound<'_, Self>) -> PyResult<Opening> {
         Ok(Opening::new(Started::ResumedSender(resuming(this)?)))
     }

@@ -7,7 +7,9 @@ import contextlib
 import gc
 import os
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import Popen
@@ -304,6 +306,23 @@ def test_one_task_at_a_time_accepts_and_a_close_ends_it(run: Run, name: str) -> 
     run(main())
 
 
+def test_a_close_beside_a_cancelled_accept_frees_the_name(run: Run, name: str) -> None:
+    async def main() -> None:
+        for closes_first in (True, False):
+            listener = pelton.aio.listen(name)
+            accepting = asyncio.create_task(listener.accept_receiver())
+            await asyncio.sleep(0)
+            for end in (listener.close, accepting.cancel)[:: 1 if closes_first else -1]:
+                end()
+            with pytest.raises(asyncio.CancelledError):
+                await accepting
+            # While the object of the listener lives.
+            pelton.listen(name).close()
+            assert listener.closed
+
+    run(main())
+
+
 def test_a_silent_and_a_wrong_peer_delay_no_accept(run: Run, name: str) -> None:
     async def main() -> None:
         async with pelton.aio.listen(name) as listener:
@@ -453,6 +472,55 @@ def test_a_receiver_resumes_by_its_name_and_is_busy_meanwhile(run: Run, name: st
     run(main())
 
 
+def test_other_threads_run_while_a_sender_copies_its_messages_for_a_successor(name: str) -> None:
+    ticks, is_over = 0, False
+
+    def tick() -> None:
+        nonlocal ticks
+        while not is_over:
+            ticks += 1
+            time.sleep(0)
+
+    def connected(opening: pelton.Opening) -> tuple[pelton.Sender, pelton.Receiver, int]:
+        """A sender that is being opened, a receiver for it, and the ticks while the former continued."""
+        connecting = pelton.Receiver.start_connect(name, timeout=LIMIT)
+        sender = receiver = None
+        while sender is None:
+            receiver = receiver or connecting.try_finish()
+            before = ticks
+            sender = opening.try_finish()
+            beside = ticks - before
+        while receiver is None:
+            receiver = connecting.try_finish()
+        connecting.close()
+        opening.close()
+        return sender, receiver, beside
+
+    thread = threading.Thread(target=tick)
+    interval = sys.getswitchinterval()
+    # Longer than the test: a thread has the GIL until it releases it by itself.
+    sys.setswitchinterval(2 * LIMIT)
+    thread.start()
+    try:
+        with pelton.listen(name, capacity=1 << 24) as listener:
+            sender, receiver, _ = connected(listener.start_accept_sender())
+            with sender:
+                while sender.try_send(bytes(1 << 20)):
+                    pass
+                # The kernel may run the other thread later than the copy ends.
+                for _ in range(50):
+                    receiver.close()
+                    sender, receiver, beside = connected(sender.start_resume())
+                    if beside:
+                        break
+                receiver.close()
+                assert beside, "the copy holds the GIL"
+    finally:
+        is_over = True
+        sys.setswitchinterval(interval)
+        thread.join()
+
+
 def test_a_task_waits_until_every_message_is_released(run: Run) -> None:
     async def main() -> None:
         sender, receiver = pair()
@@ -509,5 +577,84 @@ def test_a_path_channel_syncs_beside_other_tasks_also_after_a_cancelled_sync(run
             # The end of the block has closed it. The thread ends all the same.
             with contextlib.suppress(pelton.ClosedHandle):
                 await syncing
+
+    run(main())
+
+
+class Gated:
+    """A sender whose `sync` waits in its thread for the gate."""
+
+    def __init__(self, sender: pelton.Sender) -> None:
+        self._sender = sender
+        self.gate = threading.Semaphore(0)
+        self.begun = 0
+
+    @property
+    def sync(self) -> Callable[[], None]:
+        # The loop's thread takes the method, and another one calls it.
+        self.begun += 1
+        return self._sync
+
+    def _sync(self) -> None:
+        assert self.gate.acquire(timeout=LIMIT)
+        self._sender.sync()
+
+    def __getattr__(self, attribute: str) -> object:
+        return getattr(self._sender, attribute)
+
+
+async def turns() -> None:
+    """Lets each task continue until it waits for something else than a turn."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_tasks_that_wait_for_a_cancelled_sync_wait_for_each_other_too(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await pelton.aio.Sender.open_path(tmp_path / "channel", create=True) as sender:
+            gated = sender._endpoint = Gated(sender._sender)  # type: ignore[assignment]
+            first = asyncio.create_task(sender.sync())
+            await turns()
+            first.cancel()
+            second, third = (asyncio.create_task(sender.sync()) for _ in range(2))
+            await turns()
+            assert first.cancelled() and gated.begun == 1
+            gated.gate.release()
+            while gated.begun == 1:
+                await asyncio.sleep(0)
+            await turns()
+            assert gated.begun == 2, "the third waits for the second"
+            second.cancel()
+            sending = asyncio.create_task(sender.send(b"hello"))
+            await turns()
+            assert second.cancelled() and gated.begun == 2 and not sending.done()
+            gated.gate.release(2)
+            await third
+            await sending
+            assert gated.begun == 3
+
+    run(main())
+
+
+def test_the_error_of_a_cancelled_sync_is_raised_by_the_next_one(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        path = tmp_path / "channel"
+        async with await pelton.aio.Sender.open_path(path, create=True) as sender:
+            gated = sender._endpoint = Gated(sender._sender)  # type: ignore[assignment]
+            syncing = asyncio.create_task(sender.sync())
+            await turns()
+            syncing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await syncing
+            # The first sync is also that of the directory.
+            (path / "channel").rename(path / "elsewhere")
+            gated.gate.release(3)
+            await sender.send(b"hello")
+            (path / "elsewhere").rename(path / "channel")
+            with pytest.raises(pelton.Error, match="channel"):
+                await sender.sync()
+            assert gated.begun == 1
+            await sender.sync()
+            await sender.sync()
 
     run(main())

@@ -755,6 +755,72 @@ def test_a_cancelled_handler_cleans_up_undisturbed_by_other_clients(run: Run, na
     run(main())
 
 
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_handler_that_cleans_up_is_not_cancelled_again_by_the_end_of_run(run: Run, name: str, closes: bool) -> None:
+    async def main() -> None:
+        begun, cleans, go_on, cleaned = (asyncio.Event() for _ in range(4))
+
+        async def handler(request: pelton.Request) -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cleans.set()
+                await go_on.wait()
+                cleaned.set()
+
+        async with pelton.aio.Service.listen(name) as service:
+            running = asyncio.create_task(service.run(handler))
+            async with await pelton.aio.Client.connect(name, timeout=LIMIT) as client:
+                call = asyncio.create_task(client.call(b"hello"))
+                await begun.wait()
+                call.cancel()
+                await cleans.wait()
+                if closes:
+                    service.close()
+                else:
+                    running.cancel()
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                assert not running.done(), "it waits until the handler has cleaned up"
+                go_on.set()
+                await asyncio.wait([running])
+                assert cleaned.is_set()
+                assert running.cancelled() != closes
+            assert not service._cancelled
+
+    run(main())
+
+
+def test_a_cancel_reaches_a_handler_that_cleans_up_after_a_timeout_of_its_own(run: Run, name: str) -> None:
+    async def main() -> None:
+        cleans, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def handler(request: pelton.Request) -> None:
+            try:
+                async with asyncio.timeout(0):
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        cleans.set()
+                        await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+        async with pelton.aio.Service.listen(name) as service:
+            running = asyncio.create_task(service.run(handler))
+            async with await pelton.aio.Client.connect(name, timeout=LIMIT) as client:
+                call = asyncio.create_task(client.call(b"hello"))
+                await cleans.wait()
+                call.cancel()
+                await cancelled.wait()
+            service.stop()
+            await running
+
+    run(main())
+
+
 def test_a_cancelled_first_part_is_asked_for_again(run: Run, name: str) -> None:
     async def main() -> None:
         async with served(name) as (client, _, handler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import errno
 import gc
 import logging
@@ -829,3 +830,53 @@ def test_a_refused_peer_is_logged(name: str, caplog: pytest.LogCaptureFixture) -
     wanted = f"refused the peer, {peer_text}: a packet of 3 bytes came, wanted at least 80"
     [(logger, level, text)] = caplog.record_tuples
     assert (logger, level) == ("pelton", logging.WARNING) and text.startswith(wanted), text
+
+
+VALID = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_a_message_carries_its_traceparent_if_the_channel_permits_it(tmp_path: Path) -> None:
+    sender, receiver = pelton.threads(capacity=1 << 16, traced=True)
+    with sender, receiver:
+        for text in VALID, None, VALID.upper(), "":
+            wanted = VALID if text == VALID else None
+            sender.send(b"copied", traceparent=text)
+            assert receiver.recv() == b"copied"
+            assert receiver.traceparent == wanted
+            assert sender.try_send(b"in place", traceparent=text)
+            message = receiver.peek()
+            with message as view:
+                assert bytes(view) == b"in place"
+            assert message.traceparent == wanted
+            with sender.reserve(8, traceparent=text) as view:
+                view[:] = b"reserved"
+            assert receiver.recv_many(9) == [b"reserved"]
+            assert receiver.traceparent == wanted
+    # By path the creator decides. Without the option a message goes without it.
+    for name, traced in ("traced", True), ("plain", False):
+        with pelton.Sender.open_path(tmp_path / name, create=True, capacity=1 << 16, traced=traced) as sender:
+            sender.send(b"x", traceparent=VALID)
+        with pelton.Receiver.open_path(tmp_path / name) as receiver:
+            assert receiver.recv() == b"x"
+            assert receiver.traceparent == (VALID if traced else None)
+    with pytest.raises(TypeError, match="traced is no option"):
+        pelton.Receiver.connect("nobody", traced=True)  # type: ignore[call-arg]
+
+
+def test_a_message_carries_its_traceparent_in_an_event_loop(tmp_path: Path) -> None:
+    async def exchange() -> None:
+        options: dict[str, Any] = {"capacity": 1 << 16, "traced": True}
+        sender = await pelton.aio.Sender.open_path(tmp_path / "channel", create=True, **options)
+        receiver = await pelton.aio.Receiver.open_path(tmp_path / "channel")
+        async with sender, receiver:
+            await sender.send(b"one", traceparent=VALID)
+            with await sender.reserve(3, traceparent=VALID) as view:
+                view[:] = b"two"
+            for wanted in b"one", b"two":
+                assert await receiver.recv() == wanted
+                assert receiver.traceparent == VALID
+            await sender.send(b"three")
+            assert await receiver.recv() == b"three"
+            assert receiver.traceparent is None
+
+    asyncio.run(exchange())

@@ -229,6 +229,13 @@ impl Handshake {
         self.greet_requiring(0, role, holds, listens, takes).await
     }
 
+    /// As [`Handshake::greet`] of the receiver of a lane whose sender died. Its messages may carry a traceparent if it
+    /// is `traced`.
+    async fn greet_as_survivor(&self, traced: bool, listens: bool) -> Result<Packet> {
+        let requires = if traced { TRACED_MESSAGES } else { 0 };
+        self.greet_requiring(requires, Role::Receiver, true, listens, || Ok(Limits::ALL)).await
+    }
+
     /// As [`Handshake::greet`] of a sender, whose messages may carry a traceparent if it is `traced`.
     async fn greet_as_sender(&self, traced: bool, holds: bool, listens: bool) -> Result<Packet> {
         let requires = if traced { TRACED_MESSAGES } else { 0 };
@@ -283,9 +290,11 @@ impl Handshake {
         }
         if own_requires & !offers != 0 {
             return Err(self.refuse(format!(
-                "the peer, {}, has no feature {}, messages with a traceparent, which the sender's option `traced` requires: use {VERSION_TEXT} or later on both sides, or leave that option out",
+                "the peer, {}, has no feature {}, messages with a traceparent, which {} requires: use {VERSION_TEXT} or later on both sides{}",
                 entries.version(),
-                (own_requires & !offers).trailing_zeros()
+                (own_requires & !offers).trailing_zeros(),
+                if role == Role::Sender { "the sender's option `traced`" } else { "the lane that this receiver holds" },
+                if role == Role::Sender { ", or leave that option out" } else { "" }
             )));
         }
         if peer.role == role as u32 {
@@ -611,7 +620,7 @@ pub(crate) async fn new_sender(
     let peer = handshake.greet_as_sender(options.traced, false, listens).await?;
     let doorbell = handshake.doorbell_for_peer(&own)?;
     let takes_over = peer.holds != 0;
-    let (lane, memory, peer_doorbell) = if takes_over {
+    let (mut lane, memory, peer_doorbell) = if takes_over {
         let (packet, [consumer_fd, receiver_fd, doorbell_fd, data_fd]) = handshake.receive::<4>(CONSUMER).await?;
         let data = handshake.open_data(data_fd, packet.capacity, true)?;
         handshake.check_limit(&packet)?;
@@ -633,6 +642,10 @@ pub(crate) async fn new_sender(
     } else {
         offer_lane(&handshake, options, peer.takes(), &doorbell, can_barrier).await?
     };
+    // Messages of a predecessor may carry a traceparent, and the next receiver must know that.
+    if peer.required() & TRACED_MESSAGES != 0 {
+        lane.permit_traced();
+    }
     let process = handshake.watch(&own, 0)?;
     handshake.ready(listens && !takes_over).await?;
     let link = handshake.into_link(process, peer_doorbell, doorbell);
@@ -670,8 +683,7 @@ pub(crate) async fn surviving_sender(
     let peer = handshake.greet_as_sender(parts.lane.is_traced(), true, listens).await?;
     let lane = &mut parts.lane;
     lane.refresh_head()?;
-    // The page's limit: the producer's own may be lower.
-    let (tail, head, limit) = (lane.tail(), lane.head(), lane.producer_page().message_bytes_max);
+    let (tail, head, limit) = (lane.tail(), lane.head(), lane.lane_message_bytes_max());
     if lane.capacity() > peer.capacity || limit > peer.message_bytes_max {
         return Err(handshake.refuse(format!(
             "the lane to take over has {} bytes and messages of {limit}, the receiver takes {} and {}: raise its capacity and message_bytes_max options",
@@ -793,7 +805,8 @@ impl ReceiverSide {
 pub(crate) async fn new_receiver(handshake: Handshake, mut receiver_side: ReceiverSide, listens: bool) -> Result<Lane> {
     let mut takes = Limits::ALL;
     let said = || receiver_side.share(&handshake, 1).inspect(|share| takes = *share);
-    let takes_over = handshake.greet(Role::Receiver, false, listens, said).await?.holds != 0;
+    let sender = handshake.greet(Role::Receiver, false, listens, said).await?;
+    let takes_over = sender.holds != 0;
     receiver_side.doorbell = handshake.doorbell_for_peer(&receiver_side.doorbells)?;
     let takes = handshake.limited(takes);
     let (consumer, memory, redelivered, peer_doorbell) = take_lane(&handshake, &receiver_side, takes, 0).await?;
@@ -801,7 +814,8 @@ pub(crate) async fn new_receiver(handshake: Handshake, mut receiver_side: Receiv
     let process = handshake.watch(&receiver_side.doorbells, receiver_side.lane)?;
     handshake.ready(listens && !takes_over).await?;
     let link = handshake.into_link(process, peer_doorbell, receiver_side.doorbell);
-    Ok(Lane { _part: part, ..Lane::new(consumer, link, redelivered, receiver_side.lane, memory) })
+    let is_traced = sender.required() & TRACED_MESSAGES != 0;
+    Ok(Lane { _part: part, is_traced, ..Lane::new(consumer, link, redelivered, receiver_side.lane, memory) })
 }
 
 /// Receives the lane that the peer, its producer, offers. Returns it with the number of its messages that may have been
@@ -948,7 +962,7 @@ pub(crate) async fn surviving_receiver(
     listens: bool,
 ) -> Result<()> {
     let can_barrier = membarrier::register();
-    handshake.greet(Role::Receiver, true, listens, || Ok(Limits::ALL)).await?;
+    let successor = handshake.greet_as_survivor(survivor.is_traced, listens).await?;
     let lane = &mut survivor.consumer;
     let (tail, _) = lane.end_of_committed()?;
     let (capacity, limit) = (lane.capacity(), lane.message_bytes_max());
@@ -975,6 +989,7 @@ pub(crate) async fn surviving_receiver(
     // successor dies too.
     handshake.ready(true).await?;
     memory.attach_producer(lane, Arc::new(page), can_barrier);
+    survivor.is_traced |= successor.required() & TRACED_MESSAGES != 0;
     failpoint("handshake: producer attached");
     // Keeps the descriptors of committed messages. Others belong to messages that were never committed.
     survivor.link.drop_descriptors_from(tail.seq);

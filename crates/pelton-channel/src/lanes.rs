@@ -234,6 +234,9 @@ pub(crate) struct Lane {
     pub(crate) end: Option<Departure>,
     /// Whether the arrival of its sender is reported.
     pub(crate) is_announced: bool,
+    /// Whether a sender of the lane has required [`TRACED_MESSAGES`](crate::packet::TRACED_MESSAGES): messages in it
+    /// may carry a traceparent, so its next sender, and that one's receivers, must have the feature too.
+    pub(crate) is_traced: bool,
     /// The lane's identity, the same after a restart of either side.
     pub(crate) id: LaneId,
     /// Whether a flush has compared the lane with the contents of its sink.
@@ -261,6 +264,7 @@ impl Lane {
             number,
             end: None,
             is_announced: true,
+            is_traced: false,
             id,
             is_compared: false,
             is_paused: false,

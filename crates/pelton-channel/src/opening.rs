@@ -171,7 +171,8 @@ impl<T: Send + 'static> Resuming<T> {
 
 impl<T> Resuming<T> {
     /// Continues, and returns whether the peer has a successor. False: not yet; watch the descriptor. Does not wait.
-    /// Call it at any time.
+    /// Call it at any time. Of a sender whose receiver had closed, it copies all unreleased messages, up to the lane's
+    /// capacity, once a successor has connected.
     ///
     /// # Errors
     /// Those of the blocking form, after which it has ended; [`Error::Forked`]; [`Error::Refused`] once it has ended.

@@ -273,7 +273,8 @@ impl Receiver {
     }
 
     /// As [`Message::traceparent`], of the message that this receiver copied out last:
-    /// [`Receiver::receive_into`], [`Receiver::receive_vec`].
+    /// [`Receiver::receive_into`], [`Receiver::receive_vec`]. Call it before the next function that receives, polls or
+    /// arms: each of these may go on to another lane.
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {
@@ -894,7 +895,9 @@ impl Receiver {
     /// Waits for the disk: milliseconds and more.
     ///
     /// # Errors
-    /// [`Error::Refused`] for a channel that is not a path's; [`Error::System`], [`Error::Forked`].
+    /// [`Error::Refused`] for a channel that is not a path's; [`Error::Forked`]; [`Error::System`]. After the last one,
+    /// a crash of the machine may have messages delivered again even if the next call succeeds: the kernel
+    /// reports a failed write once.
     pub fn sync(&mut self) -> Result<()> {
         self.endpoint.role_to_sync()?;
         self.lanes

@@ -935,7 +935,8 @@ impl Sender {
     }
 
     /// As [`Sender::resume`], but does not wait: the caller's event loop continues it. [`Resuming::cancel`] returns the
-    /// sender, whenever it is called.
+    /// sender, whenever it is called. If the receiver had closed, [`Resuming::try_finish`] copies all unreleased
+    /// messages, once a successor has connected.
     ///
     /// # Errors
     /// [`Error::System`], with the sender; [`Resuming::try_finish`] returns the others.
@@ -1018,7 +1019,8 @@ impl Sender {
     /// milliseconds and more. On a tmpfs it takes no time, and promises nothing.
     ///
     /// # Errors
-    /// [`Error::Refused`] for a channel that is not a path's; [`Error::System`], [`Error::Forked`].
+    /// [`Error::Refused`] for a channel that is not a path's; [`Error::Forked`]; [`Error::System`]. After the last one,
+    /// a crash of the machine may lose messages even if the next call succeeds: the kernel reports a failed write once.
     pub fn sync(&mut self) -> Result<()> {
         let role = self.endpoint.role_to_sync()?;
         let (lane, memory) = (&self.parts.lane, &self.parts.memory);

@@ -74,6 +74,8 @@ pub struct Producer {
     header_at: u64,
     capacity: u64,
     bytes_max: u64,
+    /// That of the lane: [`Producer::permit_traced`] may lower the former.
+    lane_bytes_max: u64,
     window: u64,
     /// Reservations end before this offset: see [`Producer::set_bound`].
     bound: u64,
@@ -160,6 +162,7 @@ impl Producer {
             header_at: tail.offset,
             capacity,
             bytes_max: page.message_bytes_max,
+            lane_bytes_max: page.message_bytes_max,
             window: WINDOW.min(capacity),
             bound: capacity,
             // SAFETY: the caller guarantees that the pages are mapped.
@@ -927,6 +930,12 @@ impl Producer {
     #[inline]
     pub fn message_bytes_max(&self) -> u64 {
         self.bytes_max
+    }
+
+    /// The largest message of the lane, as its next consumer has to know it. [`Producer::message_bytes_max`] may be
+    /// lower.
+    pub fn lane_message_bytes_max(&self) -> u64 {
+        self.lane_bytes_max
     }
 
     /// Bytes of data.

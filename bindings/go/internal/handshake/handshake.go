@@ -328,7 +328,7 @@ func (s *Handshake) NewSender(listens bool) (*link.Outgoing, error) {
 			own.Close()
 		}
 	}()
-	peer, err := s.ExchangeHello(packet.RoleSender, false, listens, noLane)
+	peer, err := s.ExchangeHello(packet.RoleSender, false, listens, s.Settings.Traced, noLane)
 	if err != nil {
 		return nil, err
 	}
@@ -371,7 +371,7 @@ func (s *Handshake) NewSender(listens bool) (*link.Outgoing, error) {
 	} else {
 		// A call link sends larger messages in pieces. Here the caller asked for messages that could never be sent.
 		takes := peer.Takes()
-		most := min(lane.MessageBytesLimit(min(capacity, limits.LaneWithin(takes.LaneBytes))), takes.MessageBytes)
+		most := min(s.Settings.MessageLimit(min(capacity, limits.LaneWithin(takes.LaneBytes))), takes.MessageBytes)
 		if found := s.Settings.MessageBytes; found > most {
 			return nil, s.Report(fail.New(fail.ErrOption,
 				"MessageBytesMax is %d, wanted at most %d: the receiver takes lanes of %d bytes and messages of %d. Lower it, or raise the receiver's Capacity, MessageBytesMax or Memory",
@@ -385,6 +385,10 @@ func (s *Handshake) NewSender(listens bool) (*link.Outgoing, error) {
 	producer, err := lane.NewProducer(m.Segments(), tail, head, floor, canBarrier)
 	if err != nil {
 		return nil, s.Report(fail.Lane(err))
+	}
+	// Messages of a predecessor may carry a traceparent, and the next receiver must know that.
+	if peer.Floor&packet.TracedMessages != 0 {
+		producer.PermitTraced()
 	}
 	process, err := s.watchPeer(&p)
 	if err != nil {
@@ -435,14 +439,14 @@ func (s *Handshake) giveLane(p *link.Parts, ownDoorbell *doorbell.Own, within li
 func (s *Handshake) SurvivingSender(out *link.Outgoing, listens bool) error {
 	var p link.Parts
 	defer p.GiveBack()
-	if _, err := s.ExchangeHello(packet.RoleSender, true, listens, noLane); err != nil {
+	if _, err := s.ExchangeHello(packet.RoleSender, true, listens, out.Lane.IsTraced(), noLane); err != nil {
 		return err
 	}
 	producer, m := out.Lane, out.Memory
 	if _, err := producer.PollHead(); err != nil {
 		return s.Report(fail.Lane(err))
 	}
-	offer := packet.NewLane(packet.KindProducer, producer.Capacity(), producer.PageBytesMax(), producer.Tail(),
+	offer := packet.NewLane(packet.KindProducer, producer.Capacity(), producer.LaneBytesMax(), producer.Tail(),
 		producer.Head())
 	offer.Generation = producer.Generation()
 	// The process of a receiver that has closed may still read messages that it holds. A candidate whose handshake
@@ -521,7 +525,7 @@ func (s *Handshake) NewReceiver(to *ReceivingSide, listens bool) (*link.Incoming
 	var p link.Parts
 	defer p.GiveBack()
 	var takes limits.Limits
-	peer, err := s.ExchangeHello(packet.RoleReceiver, false, listens, func() (_ limits.Limits, err error) {
+	peer, err := s.ExchangeHello(packet.RoleReceiver, false, listens, false, func() (_ limits.Limits, err error) {
 		takes, err = s.share(&p, to, 1)
 		return takes, err
 	})
@@ -533,6 +537,7 @@ func (s *Handshake) NewReceiver(to *ReceivingSide, listens bool) (*link.Incoming
 	if err != nil {
 		return nil, err
 	}
+	in.IsTraced = peer.Floor&packet.TracedMessages != 0
 	p.MemoryShare.ShrinkTo(in.Consumer.Capacity())
 	in.MemoryShare = p.MemoryShare
 	process, err := s.watchPeer(&p)
@@ -628,8 +633,9 @@ func (s *Handshake) watchPeer(p *link.Parts) (int, error) {
 func (s *Handshake) SurvivingReceiver(in *link.Incoming, ownDoorbell *doorbell.Own, listens bool) error {
 	var p link.Parts
 	defer p.GiveBack()
-	if _, err := s.ExchangeHello(packet.RoleReceiver, true, listens,
-		func() (limits.Limits, error) { return s.takes(), nil }); err != nil {
+	successor, err := s.ExchangeHello(packet.RoleReceiver, true, listens, in.IsTraced,
+		func() (limits.Limits, error) { return s.takes(), nil })
+	if err != nil {
 		return err
 	}
 	consumer, m := in.Consumer, in.Memory
@@ -675,6 +681,7 @@ func (s *Handshake) SurvivingReceiver(in *link.Incoming, ownDoorbell *doorbell.O
 	m.Producer.Close()
 	m.Producer = page
 	consumer.AttachProducer(page.Bytes)
+	in.IsTraced = in.IsTraced || successor.Floor&packet.TracedMessages != 0
 	next := link.New(s.Socket, process, peerDoorbell, given, s.Peer, ownDoorbell.Wake)
 	in.Link.HandOver(next, tail.Seq)
 	in.Link = next
@@ -702,7 +709,7 @@ func (s *Handshake) NewCallLink(to *ReceivingSide, ownDoorbell *doorbell.Own, ow
 	var p link.Parts
 	defer p.GiveBack()
 	var takes limits.Limits
-	peer, err := s.ExchangeHello(own, false, listens, func() (_ limits.Limits, err error) {
+	peer, err := s.ExchangeHello(own, false, listens, false, func() (_ limits.Limits, err error) {
 		takes, err = s.share(&p, to, 2)
 		// For a whole request or reply, which travels in pieces if a lane's messages are smaller.
 		return limits.Limits{LaneBytes: takes.LaneBytes, MessageBytes: s.Settings.CallBytes}, err

@@ -9,16 +9,20 @@ import (
 )
 
 // ExchangeHello sends and receives HELLO, and returns the peer's. A listener decides what it takes once it knows the
-// peer.
-func (s *Handshake) ExchangeHello(own packet.Role, holds, listens bool,
+// peer. A traced side requires messages with a traceparent.
+func (s *Handshake) ExchangeHello(own packet.Role, holds, listens, isTraced bool,
 	takes func() (limits.Limits, error)) (packet.Packet, error) {
+	var required uint64
+	if isTraced {
+		required = packet.TracedMessages
+	}
 	say := func() error {
 		takes, err := takes()
 		if err != nil {
 			return err
 		}
 		hello := packet.NewHello(own, holds, takes)
-		hello.Floor = s.requires(own)
+		hello.Floor = required
 		return s.send(hello)
 	}
 	if !listens {
@@ -30,7 +34,7 @@ func (s *Handshake) ExchangeHello(own packet.Role, holds, listens bool,
 	if err != nil {
 		return packet.Packet{}, err
 	}
-	if err := s.checkHello(peer, own, holds); err != nil {
+	if err := s.checkHello(peer, own, holds, required); err != nil {
 		return packet.Packet{}, err
 	}
 	// Of the process that accepted this side, which may not be the one that created the listening socket.
@@ -45,7 +49,7 @@ func (s *Handshake) ExchangeHello(own packet.Role, holds, listens bool,
 	return peer, nil
 }
 
-func (s *Handshake) checkHello(peer packet.Packet, own packet.Role, holds bool) error {
+func (s *Handshake) checkHello(peer packet.Packet, own packet.Role, holds bool, required uint64) error {
 	version, problem := packet.ReadEntries(peer.Rest)
 	if problem != "" {
 		return s.Refuse("%s; the peer is %s", problem, version)
@@ -58,9 +62,13 @@ func (s *Handshake) checkHello(peer packet.Packet, own packet.Role, holds bool) 
 		return s.Refuse("the peer, %s, requires feature %d, which %s does not have: use the peer's version or a later one on both sides",
 			version, bits.TrailingZeros64(found), packet.Version)
 	}
-	if found := s.requires(own) &^ offers; found != 0 {
-		return s.Refuse("the peer, %s, has no feature %d, messages with a traceparent, which the sender's option Traced requires: use %s or later on both sides, or leave that option out",
-			version, bits.TrailingZeros64(found), packet.Version)
+	if found := required &^ offers; found != 0 {
+		why, otherwise := "the lane that this receiver holds", ""
+		if own == packet.RoleSender {
+			why, otherwise = "the sender's option Traced", ", or leave that option out"
+		}
+		return s.Refuse("the peer, %s, has no feature %d, messages with a traceparent, which %s requires: use %s or later on both sides%s",
+			version, bits.TrailingZeros64(found), why, packet.Version, otherwise)
 	}
 	switch {
 	case peer.Role == own:
@@ -76,14 +84,6 @@ func (s *Handshake) checkHello(peer packet.Packet, own packet.Role, holds bool) 
 			lane.CapacityMin)
 	}
 	return nil
-}
-
-// requires returns the features that this side requires of the peer.
-func (s *Handshake) requires(own packet.Role) uint64 {
-	if own == packet.RoleSender && s.Settings.Traced {
-		return packet.TracedMessages
-	}
-	return 0
 }
 
 // noLane is the limit of a sender, which takes no fresh lane.

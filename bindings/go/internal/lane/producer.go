@@ -17,7 +17,9 @@ type Producer struct {
 	memory   Memory
 	capacity uint64
 	bytesMax uint64
-	window   uint64
+	// That of the lane: PermitTraced may lower the former.
+	laneBytesMax uint64
+	window       uint64
 
 	tail uint64
 	seq  uint32
@@ -84,7 +86,7 @@ func NewProducer(memory Memory, tail, head Position, floor uint64, canBarrier bo
 	p := &Producer{
 		memory:   memory,
 		capacity: capacity,
-		bytesMax: load64(page, producerBytesMax),
+		bytesMax: load64(page, producerBytesMax), laneBytesMax: load64(page, producerBytesMax),
 		window:   min(Window, capacity),
 		tail:     tail.Offset,
 		seq:      tail.Seq,
@@ -593,8 +595,8 @@ func (p *Producer) Unreleased() uint64 { return p.Tail().Since(p.head) }
 // Capacity returns the bytes of data.
 func (p *Producer) Capacity() uint64 { return p.capacity }
 
-// PageBytesMax returns the limit in the producer's page, for the peer; that of BytesMax may be lower.
-func (p *Producer) PageBytesMax() uint64 { return load64(p.memory.Producer, producerBytesMax) }
+// LaneBytesMax returns the largest message of the lane, as its next consumer has to know it; BytesMax may be lower.
+func (p *Producer) LaneBytesMax() uint64 { return p.laneBytesMax }
 
 // BytesMax returns the largest message in bytes.
 func (p *Producer) BytesMax() uint64 { return p.bytesMax }

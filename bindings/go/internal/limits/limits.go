@@ -53,10 +53,18 @@ func (s *Settings) Takes(isOwnUser bool) Limits {
 	return s.TakesOfOthers
 }
 
+// MessageLimit returns the largest message of a lane that this side makes with this capacity.
+func (s *Settings) MessageLimit(capacity uint64) uint64 {
+	if s.Traced {
+		return lane.TracedMessageBytesLimit(capacity)
+	}
+	return lane.MessageBytesLimit(capacity)
+}
+
 // Within returns the lane to make for a peer that takes these.
 func (s *Settings) Within(peer Limits) Limits {
 	capacity := min(s.Makes.LaneBytes, LaneWithin(peer.LaneBytes))
-	return Limits{capacity, min(s.Makes.MessageBytes, lane.MessageBytesLimit(capacity), peer.MessageBytes)}
+	return Limits{capacity, min(s.Makes.MessageBytes, s.MessageLimit(capacity), peer.MessageBytes)}
 }
 
 // RoundUp rounds up to a multiple of the unit.

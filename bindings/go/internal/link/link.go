@@ -69,6 +69,9 @@ type Incoming struct {
 	Link     *Link
 	// This number of next messages may have been delivered to a predecessor.
 	Redelivered uint64
+	// A sender of the lane has required messages with a traceparent: its next sender, and that one's receivers, must
+	// have the feature too.
+	IsTraced bool
 	// Identifies the lane among all that ever existed, also after a restart of either side; zeros: unknown.
 	ID [2]uint64
 	// What the lane takes of the receiver's budget.

@@ -101,6 +101,13 @@ mod vectors {
         let (len, ..) = peer.try_receive(&mut bytes).unwrap().unwrap();
         assert_eq!(format!("{}", refusal(&bytes[..len]).unwrap()), error);
 
+        // A receiver that holds a lane with such messages refuses its next sender likewise.
+        let (handshake, peer) = handshake_with_peer();
+        let successor = Packet { tail: TRACED_REQUESTS, ..Packet::hello(Role::Sender, false, Limits::ALL) };
+        assert!(peer.try_send(&successor.encode(), &[]).unwrap());
+        let error = in_call(handshake.greet_as_survivor(true, true)).unwrap_err().to_string();
+        assert!(error.contains("the lane that this receiver holds requires"), "{error}");
+
         // Without the option, the same receiver is accepted, and nothing is required of it.
         let (handshake, peer) = handshake_with_peer();
         assert!(peer.try_send(&hello.encode(), &[]).unwrap());

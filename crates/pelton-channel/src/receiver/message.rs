@@ -207,7 +207,7 @@ impl<'a> Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// As [`Message::traceparent`], of the message that [`Batch::next`] returned last.
+    /// As [`Message::traceparent`], of the message that [`Batch::next`] returned last; without meaning before that.
     pub fn traceparent(&self) -> Option<Traceparent> {
         self.receiver.traceparent_of(self.cursor.seq_before())
     }

@@ -97,19 +97,21 @@ fn short_cases() -> Vec<Case> {
     vec![
         pair('m', "messages", "unix:@/s", ["send", "recv"], 5, "0,1,100,70000"),
         pair('c', "calls", "unix:@/s", ["call", "serve"], 5, "0,1,100,70000"),
+        pair('t', "traceparents", "unix:@/s", ["send traced", "recv traced"], 7, "0,1,100,70000"),
     ]
 }
 
 fn all_cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    let by_connect = ("unix:@/s", "by a socket", ['m', 'd', 'r']);
-    let by_path = ("path:@/channel", "by a path", ['M', 'D', 'R']);
-    for (name, how, [messages, dead_sender, resumed]) in [by_connect, by_path] {
+    let by_connect = ("unix:@/s", "by a socket", ['m', 'd', 'r', 't']);
+    let by_path = ("path:@/channel", "by a path", ['M', 'D', 'R', 'T']);
+    for (name, how, [messages, dead_sender, resumed, traced]) in [by_connect, by_path] {
         let mut add = |letter, claim, sides, count, sizes| {
             cases.push(pair(letter, &format!("{claim}, {how}"), name, sides, count, sizes));
         };
         add(messages, "messages of all sizes", ["send", "recv"], 39, SIZES);
         add(messages, "many small messages", ["send", "recv"], 10_000, "1,64,0,9");
+        add(traced, "messages with traceparents", ["send traced", "recv traced"], 1000, "0,1,8,9,65536");
         add(dead_sender, "a sender is killed", ["send die", "recv died"], 9, "0,1,8,9,65536");
         for commands in [["send die", "recv close"], ["send close", "recv died"]] {
             let claim = format!("`{}` fails after `{}`, {how}", commands[1], commands[0]);

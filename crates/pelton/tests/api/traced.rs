@@ -2,7 +2,7 @@
 //! at the second delivery, and without the option.
 
 use crate::support::*;
-use pelton::{Deadline, Error, Options, Receiver, Sender, Sent, Traceparent};
+use pelton::{Deadline, Error, Listener, Options, Receiver, Sender, Sent, Traceparent};
 
 /// A traceparent of this number; none for every third.
 fn traceparent(number: u64) -> Option<Traceparent> {
@@ -185,4 +185,31 @@ fn the_largest_message_with_a_traceparent_always_finds_space_in_an_empty_lane() 
         }
         assert_eq!(last, 3);
     });
+}
+
+#[test]
+fn the_next_sender_of_a_lane_requires_the_feature_too_since_messages_in_it_may_carry_a_traceparent() {
+    let dirs = TestDir::new("traced");
+    let name = format!("unix:{}", dirs.path().join("traced").display());
+    let listener = Listener::bind(&name).unwrap();
+    let connect = |traced: bool| {
+        let name = name.clone();
+        std::thread::spawn(move || Options::new().capacity(65536).traced(traced).connect_sender(&name).unwrap())
+    };
+    let first = connect(true);
+    let mut receiver = listener.accept_receiver().unwrap();
+    let mut first = first.join().unwrap();
+    send_one(&mut first, b"first", traceparent(1), 1);
+    drop(first);
+    // Without the option.
+    let second = connect(false);
+    let message = receiver.receive().unwrap();
+    assert_eq!((&*message, message.traceparent()), (&b"first"[..], traceparent(1)));
+    drop(message);
+    assert!(receiver.receive().unwrap_err().is_closed());
+    receiver.resume().unwrap();
+    let mut second = second.join().unwrap();
+    send_one(&mut second, b"second", traceparent(2), 2);
+    let message = receiver.receive().unwrap();
+    assert_eq!((&*message, message.traceparent()), (&b"second"[..], traceparent(2)));
 }

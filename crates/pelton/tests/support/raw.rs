@@ -1,7 +1,7 @@
 //! A handwritten peer: packets, segments and descriptors that follow the protocol or violate it, and memory that the
 //! peer continues to write.
 
-use pelton::{Error, Held, Receiver, Sender};
+use pelton::{Error, Held, Receiver, Sender, Traceparent};
 use pelton_testkit::readable;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -345,7 +345,8 @@ pub fn use_receiver(receiver: &mut Receiver, held: Option<Held>, what: &str) {
             0 => allowed(receiver.receive_into_until(&mut buffer, now), what),
             1 => match receiver.try_receive() {
                 Ok(Some(mut message)) => {
-                    let _ = (message.len(), message.seq(), message.is_redelivered(), message.take_descriptors());
+                    let _ = (message.len(), message.seq(), message.is_redelivered(), message.traceparent());
+                    let _ = message.take_descriptors();
                     true
                 }
                 other => allowed(other, what),
@@ -365,14 +366,16 @@ pub fn use_receiver(receiver: &mut Receiver, held: Option<Held>, what: &str) {
         buffer.capacity() as u64 <= 2 * receiver.message_bytes_max(),
         "{what}: it allocated more than the largest message"
     );
-    let _ = (receiver.counters(), receiver.generation(), receiver.peer());
+    let _ = (receiver.counters(), receiver.generation(), receiver.peer(), receiver.traceparent());
 }
 
 /// Calls everything that a sender offers, once or a few times.
 pub fn use_sender(sender: &mut Sender, what: &str) {
+    let traceparent = Traceparent::new([7; 16], [7; 8], 7).expect("no zeros");
     for bytes in [0, 100, 5000, 30_000] {
         let _ = allowed(sender.try_send(&vec![7; bytes]), what);
         let _ = allowed(sender.send_until(&vec![7; bytes], Instant::now()), what);
+        let _ = allowed(sender.send_traced(&vec![7; bytes], traceparent, Instant::now()), what);
         if allowed(sender.arm(bytes), what) {
             sender.disarm();
         }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import pelton
-from pelton.aio._options import Connect, Gather, Listen, OpenPath
+from pelton.aio._options import Connect, ConnectSender, Gather, ListenChannel, OpenPath
 from pelton.aio._watch import Closing, Watch, checked, finished, opened
 
 if TYPE_CHECKING:
@@ -34,14 +35,17 @@ class _Endpoint(Closing):
         self._opening_watch: Watch | None = None
         # The thread of a `sync` that has begun. After a cancel it still uses the endpoint.
         self._syncing: asyncio.Future[None] | None = None
+        # The error of a `sync`, until it is raised. The kernel reports a failed write once.
+        self._sync_error: Exception | None = None
 
     async def _pause(self) -> None:
-        if self._syncing is not None:
-            await self._synced()
         self._turns += 1
         if self._turns >= _TURN:
             self._turns = 0
             await asyncio.sleep(0)
+        # Last: the caller continues before another task can begin to sync.
+        if self._syncing is not None:
+            await self._synced()
 
     async def _until_ready(self, arm: Callable[..., bool], *arguments: int) -> bool:
         """Arms, and waits unless what is wanted is there already: then it returns False."""
@@ -59,7 +63,9 @@ class _Endpoint(Closing):
 
         As `resume` of the endpoint that this one took over: `Refused` while the peer is alive, and between threads. A
         cancel leaves the endpoint as it was, and disconnects a successor whose handshake has begun: with a `timeout`, its
-        `connect` tries again. Until the end of the wait the other methods raise `Busy`, and `close` ends it.
+        `connect` tries again. Until the end of the wait the other methods raise `Busy`, and `close` ends it. After
+        `Closed`, a sender copies all unreleased messages in the loop's thread, once a successor connects: up to the
+        lane's capacity, during which no other task runs.
 
         Example:
             async with await pelton.aio.Receiver.connect("events", timeout=10) as receiver:
@@ -86,7 +92,9 @@ class _Endpoint(Closing):
         """Makes what this side has done durable, on a path channel: as `sync` of the endpoint that this one took over.
 
         Waits for the disk in a thread of the loop's executor, because a disk has no descriptor. A cancel does not stop
-        the disk: the next operation of this endpoint waits for it first. Raises `Refused` on other channels.
+        the disk: the next operation of this endpoint that may wait does so until the disk is done. Until then
+        `try_send`, `try_recv` and `info` raise `Busy`. The next `sync` raises the error of a cancelled one. Raises
+        `Refused` on other channels.
 
         Example:
             async with await pelton.aio.Sender.open_path("/var/lib/app/events") as sender:
@@ -95,19 +103,33 @@ class _Endpoint(Closing):
         """
         await self._pause()
         self._watch.check_free()
-        self._syncing = asyncio.get_running_loop().run_in_executor(None, self._endpoint.sync)
-        await asyncio.shield(self._syncing)
-        self._syncing = None
+        if self._sync_error is None:
+            syncing = self._syncing = asyncio.get_running_loop().run_in_executor(None, self._sync)
+            await asyncio.shield(syncing)
+            if self._syncing is syncing:
+                self._syncing = None
+        error, self._sync_error = self._sync_error, None
+        if error is not None:
+            raise error
+
+    def _sync(self) -> None:
+        """Runs in a thread, also when no task waits for it any more."""
+        try:
+            self._endpoint.sync()
+        except Exception as error:
+            self._sync_error = error
 
     async def _synced(self) -> None:
-        """Waits for the thread of a `sync` that was cancelled, or has failed."""
-        syncing = self._syncing
-        if syncing is not None and syncing.get_loop() is asyncio.get_running_loop():
-            await asyncio.wait([syncing])
-        self._syncing = None
+        """Waits for the thread of a `sync`, and of another one that a task begins meanwhile."""
+        while (syncing := self._syncing) is not None:
+            # A closed loop has waited for its threads.
+            if syncing.get_loop() is asyncio.get_running_loop():
+                await asyncio.wait([syncing])
+            if self._syncing is syncing:
+                self._syncing = None
 
     def info(self) -> pelton.Info:
-        """The lane's sizes, the peer, and counters since the creation. Does not wait."""
+        """The lane's sizes, the peer, and counters since the creation. Does not wait: `Busy` during a `sync`."""
         return self._endpoint.info()
 
     def close(self) -> None:
@@ -161,9 +183,14 @@ class Receiver(_Endpoint):
         return message
 
     def try_recv(self) -> bytes | None:
-        """As `recv`, but does not wait: None if there is no message."""
+        """As `recv`, but does not wait: None if there is no message. `Busy` during a `sync`."""
         self._watch.check_free()
         return self._receiver.try_recv()
+
+    @property
+    def traceparent(self) -> str | None:
+        """That of the message which this receiver copied last: as `pelton.Receiver.traceparent`."""
+        return self._receiver.traceparent
 
     async def recv_many(self, most: int) -> list[bytes]:
         """Waits for a message, and returns up to `most` that are there."""
@@ -210,7 +237,7 @@ class Sender(_Endpoint):
         self._sender = sender
 
     @classmethod
-    async def connect(cls, name: str, **options: Unpack[Connect]) -> Self:
+    async def connect(cls, name: str, **options: Unpack[ConnectSender]) -> Self:
         """As `pelton.Sender.connect`, with the same options."""
         return cls(await opened(pelton.Sender.start_connect(name, **options)))
 
@@ -229,11 +256,11 @@ class Sender(_Endpoint):
             except pelton.TimedOut:
                 await self._until_ready(self._sender.arm, bytes)
 
-    async def send(self, data: Buffer) -> None:
-        """Copies a bytes-like object into the lane. Waits for space."""
+    async def send(self, data: Buffer, *, traceparent: str | None = None) -> None:
+        """Copies a bytes-like object into the lane. Waits for space. `traceparent` as in `pelton.Sender.send`."""
         await self._pause()
         self._watch.check_free()
-        while not self._sender.try_send(data):
+        while not self._sender.try_send(data, traceparent=traceparent):
             await self._until_ready(self._sender.arm, memoryview(data).nbytes)
 
     async def send_many(self, messages: Iterable[Buffer]) -> int:
@@ -245,7 +272,7 @@ class Sender(_Endpoint):
         return sent
 
     def try_send(self, data: Buffer) -> bool:
-        """As `send`, but does not wait: returns whether the message is sent."""
+        """As `send`, but does not wait: returns whether the message is sent. `Busy` during a `sync`."""
         self._watch.check_free()
         return self._sender.try_send(data)
 
@@ -254,12 +281,12 @@ class Sender(_Endpoint):
         fds = list(descriptors)
         await self._put(memoryview(data).nbytes, self._sender.send_descriptors, data, fds)
 
-    async def reserve(self, bytes: int) -> pelton.Reservation:
+    async def reserve(self, bytes: int, *, traceparent: str | None = None) -> pelton.Reservation:
         """Waits for space for a message of `bytes`, to be written in place: `with await sender.reserve(8) as view:`.
 
         The message is sent at the end of the block; until then the sender does nothing else.
         """
-        return await self._put(bytes, self._sender.reserve, bytes)
+        return await self._put(bytes, functools.partial(self._sender.reserve, traceparent=traceparent), bytes)
 
     async def wait_released(self) -> None:
         """Waits until the receiver has released every message. Raises as `send` if it leaves before.
@@ -310,6 +337,9 @@ class Listener(Closing):
             accepted = await finished(opening, self._watch, self)
         except asyncio.CancelledError:
             self._watch.end()
+            if self.closed:
+                # No later accept takes the opening, and it keeps the name in use.
+                self._drop_opening()
             raise
         except BaseException:
             self._watch.end()
@@ -340,7 +370,7 @@ class Listener(Closing):
             self._drop_opening()
 
 
-def listen(name: str, **options: Unpack[Listen]) -> Listener:
+def listen(name: str, **options: Unpack[ListenChannel]) -> Listener:
     """Listens under `name` for peers to accept. As `pelton.listen`, with the same options. Does not wait.
 
     Example:

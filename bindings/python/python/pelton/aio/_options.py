@@ -13,6 +13,10 @@ class Listen(TypedDict, total=False):
     spin: bool
 
 
+class ListenChannel(Listen, total=False):
+    traced: bool
+
+
 class Gather(Listen, total=False):
     lanes: int | None
 
@@ -21,7 +25,12 @@ class Connect(Listen, total=False):
     timeout: float | None
 
 
+class ConnectSender(Connect, total=False):
+    traced: bool
+
+
 class OpenPath(Connect, total=False):
+    traced: bool
     create: bool
     lanes: int | None
     mode: int | None

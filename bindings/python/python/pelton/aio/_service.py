@@ -41,6 +41,8 @@ class Service(Driver):
         self._handler: Handler | None = None
         self._running: dict[pelton.Request, asyncio.Task[None]] = {}
         self._running_max = 0
+        # Those of `_running` whose task is cancelled. Once: a handler that cleans up is left alone.
+        self._cancelled: set[pelton.Request] = set()
         self._cancels = 0
         self._for_space: list[asyncio.Future[None]] = []
         self._over: asyncio.Future[None] | None = None
@@ -127,6 +129,7 @@ class Service(Driver):
 
     def _left(self) -> None:
         self._running.clear()
+        self._cancelled.clear()
         self._for_space.clear()
         self._over = None
 
@@ -200,17 +203,21 @@ class Service(Driver):
     def _check_cancels(self) -> None:
         self._cancels = self._service.cancels
         for request, task in list(self._running.items()):
-            # Once: a handler that cleans up is left alone.
-            if not task.cancelling() and request.is_cancelled():
+            if request not in self._cancelled and request.is_cancelled():
                 self._cancel(request, task)
 
     def _cancel(self, request: pelton.Request, task: asyncio.Task[None]) -> None:
+        # Not `task.cancelling()`: a timeout in the handler cancels the task as well.
+        if request in self._cancelled:
+            return
+        self._cancelled.add(request)
         task.cancel()
         # Of a task that has not begun, nothing runs.
         task.add_done_callback(lambda _: self._ended(request))
 
     def _ended(self, request: pelton.Request) -> None:
         request.abandon()
+        self._cancelled.discard(request)
         if self._running.pop(request, None) is not None and self._is_full:
             self._is_full = False
             self._start()

@@ -3,7 +3,7 @@
 
 use super::messages::{Messages, Tally};
 use pelton::{Appenders, Client, Error, Listener, Options, Outcome, Receiver, RecordFile, RecordReader, Sender};
-use pelton::{Sent, Service};
+use pelton::{Sent, Service, Traceparent};
 use rustix::process::{Signal, getpid, kill_process};
 use std::{io::Write as _, process::ExitCode, time::Instant};
 
@@ -64,8 +64,8 @@ pub fn run(args: &DriverArgs) -> ExitCode {
 
 fn dispatch(command: &str, arguments: &[&str]) -> Result<String, Ended> {
     let thens: &[&str] = match command {
-        "send" => &["close", "die", "resume"],
-        "recv" => &["close", "died", "die", "rest"],
+        "send" => &["close", "die", "resume", "traced"],
+        "recv" => &["close", "died", "die", "rest", "traced"],
         "call" | "serve" | "stream" | "serve-stream" | "gather" | "write-records" | "read-records" => &["close"],
         "vectors" => return Err(Ended::Unsupported("`cargo test` replays the vectors")),
         _ => return Err(Ended::Unsupported("this driver does not know the command")),
@@ -112,10 +112,16 @@ fn check(tally: &mut Tally, messages: &Messages, i: u64, found: &[u8]) -> Result
     Ok(())
 }
 
+/// That of message `i`, with the `THEN` `traced`.
+fn traceparent_of(i: u64) -> Option<Traceparent> {
+    let traceparent = Traceparent::new(u128::from(i + 1).to_be_bytes(), (i + 1).to_be_bytes(), i as u8);
+    traceparent.filter(|_| !i.is_multiple_of(3))
+}
+
 fn send(name: &str, messages: &Messages, then: &str, deadline: Instant) -> Result<Tally, Ended> {
     let mut sender = match name.strip_prefix("path:") {
-        Some(directory) => Options::new().create_sender(directory)?,
-        None => Options::new().connect_deadline(deadline).connect_sender(name)?,
+        Some(directory) => Options::new().traced(then == "traced").create_sender(directory)?,
+        None => Options::new().traced(then == "traced").connect_deadline(deadline).connect_sender(name)?,
     };
     // Whether the sender has done it; false after it resumed with the receiver's successor, and tries again.
     let done = |sender: &mut Sender, result| match result {
@@ -125,10 +131,14 @@ fn send(name: &str, messages: &Messages, then: &str, deadline: Instant) -> Resul
         result => in_time(Some(result?).filter(|done| *done)),
     };
     let mut tally = Tally::default();
-    for message in messages.iter() {
+    for (message, i) in messages.iter().zip(0..) {
         tally.add(&message);
         loop {
-            let sent = sender.send_until(&message, deadline).map(|sent| sent == Sent::Sent);
+            let sent = match traceparent_of(i).filter(|_| then == "traced") {
+                Some(traceparent) => sender.send_traced(&message, traceparent, deadline),
+                None => sender.send_until(&message, deadline),
+            };
+            let sent = sent.map(|sent| sent == Sent::Sent);
             if done(&mut sender, sent)? {
                 break;
             }
@@ -149,7 +159,7 @@ fn send(name: &str, messages: &Messages, then: &str, deadline: Instant) -> Resul
 
 fn receive(name: &str, messages: &Messages, then: &str, deadline: Instant) -> Result<Tally, Ended> {
     let mut receiver: Receiver = match name.strip_prefix("path:") {
-        Some(directory) => Options::new().create_receiver(directory)?,
+        Some(directory) => Options::new().traced(then == "traced").create_receiver(directory)?,
         None => in_time(Listener::bind(name)?.accept_receiver_until(deadline)?)?,
     };
     let mut tally = Tally::default();
@@ -175,12 +185,16 @@ fn receive(name: &str, messages: &Messages, then: &str, deadline: Instant) -> Re
         // In place, and released at the end of the block.
         let message = in_time(receiver.receive_until(deadline)?)?;
         check(&mut tally, messages, i, &message)?;
+        let (found, wanted) = (message.traceparent(), traceparent_of(i).filter(|_| then == "traced"));
+        if found != wanted {
+            return failed(format!("message {i}: found the traceparent {found:?}, wanted {wanted:?}"));
+        }
     }
     if then == "die" {
         return die("recv", tally);
     }
     match (then, receiver.receive_until(deadline)) {
-        ("close", Err(Error::Closed { .. })) | ("died", Err(Error::PeerDied { .. })) => Ok(tally),
+        ("close" | "traced", Err(Error::Closed { .. })) | ("died", Err(Error::PeerDied { .. })) => Ok(tally),
         (_, Ok(message)) => failed(format!("found a message of {} bytes, wanted none", in_time(message)?.len())),
         (wanted, Err(error)) => failed(format!("wanted the sender's `{wanted}`: {error}")),
     }

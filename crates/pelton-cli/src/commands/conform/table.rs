@@ -5,13 +5,15 @@ use serde_json::json;
 use std::fmt::Write as _;
 
 /// The letters of a cell, in this order.
-const LETTERS: [(char, &str); 9] = [
+const LETTERS: [(char, &str); 11] = [
     ('m', "messages by a socket"),
     ('d', "killed sender"),
     ('r', "killed receiver"),
+    ('t', "traceparents"),
     ('M', "messages by a path"),
     ('D', "killed sender by path"),
     ('R', "killed receiver by path"),
+    ('T', "traceparents by a path"),
     ('c', "calls"),
     ('s', "replies in parts"),
     ('f', "record files"),
