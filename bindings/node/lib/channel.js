@@ -4,7 +4,7 @@
 const native = require('./native.js');
 const { checkCount, checkData, checkName, checkOptions, checkWait } = require('./check.js');
 const { Copies } = require('./copies.js');
-const { closedHandle, invalidType, timedOut, transferred } = require('./errors.js');
+const { PeltonError, closedHandle, invalidType, timedOut, transferred } = require('./errors.js');
 const { Message } = require('./message.js');
 const { readable, writable } = require('./streams.js');
 const { Waits, opened } = require('./waits.js');
@@ -28,12 +28,12 @@ class Endpoint {
     this._waits = new Waits(endpoint, arm, noun);
   }
 
-  resume(options = {}) {
+  async resume(options = {}) {
     const { timeout } = checkWait(options);
     return this._waits.step((done) => this._native.startResume(timeout, done), 'waiting for a successor', options);
   }
 
-  sync() {
+  async sync() {
     return this._waits.step((done) => this._native.startSync(done), 'waiting for the disk');
   }
 
@@ -141,9 +141,17 @@ class Sender extends Endpoint {
     // A copy, since the caller may change the array during a wait.
     const list = [...messages];
     list.forEach(checkData);
+    const lengths = list.map((it) => it.length);
     let sent = 0;
+    let hasWaited = false;
     const attempt = () => {
       const before = sent;
+      // A transferred one has no bytes any more.
+      const end = hasWaited ? Math.min(sent + AHEAD, list.length) : 0;
+      for (let index = sent; index < end; index += 1) {
+        if (list[index].length !== lengths[index]) throw transferred('a message');
+      }
+      hasWaited = true;
       sent = this.#trySendMany(list, sent);
       this._waits.taken += (sent - before) / 4;
       return sent > before || sent === list.length ? sent : undefined;
@@ -220,12 +228,12 @@ class Receiver extends Endpoint {
     return new Receiver(attached(token, 'receiver'));
   }
 
-  resume(options) {
+  async resume(options) {
     this.#giveBack();
     return super.resume(options);
   }
 
-  sync() {
+  async sync() {
     this.#giveBack();
     return super.sync();
   }
@@ -380,8 +388,15 @@ class Receiver extends Endpoint {
 /** Accepts peers under a name, one after another. */
 class Listener {
   #native;
+  // What waits: whether for a receiver's sender, and what ends it.
   #waiting;
-  #rung = () => this.#waiting?.readable();
+  // Of the step of a thread that runs, with a peer that has connected: whether it accepts a sender.
+  #accepting;
+  // By the same: what was accepted for a wait that had ended, for the next one. Its peer is connected, and may have
+  // sent messages.
+  #kept = new Map();
+  #rung = () => this.#startAccept();
+  #accepted = () => this.#finishAccept();
 
   constructor(listener) {
     this.#native = listener;
@@ -400,48 +415,66 @@ class Listener {
     const { timeout, signal } = checkWait(options);
     signal?.throwIfAborted();
     if (this.#waiting !== undefined) {
-      throw Object.assign(closedHandle('listener'), {
-        code: 'wrong_thread', message: 'another accept waits at this listener: await that first',
-      });
+      throw new PeltonError('wrong_thread', 'another accept waits at this listener: await that first');
+    }
+    const kept = this.#kept.get(acceptsSender);
+    if (kept !== undefined) {
+      this.#kept.delete(acceptsSender);
+      return kept;
     }
     return new Promise((resolve, reject) => {
       const end = (settle, value) => {
         clearTimeout(timer);
         signal?.removeEventListener('abort', abort);
         this.#waiting = undefined;
+        this.#native.stop();
         settle(value);
       };
-      const leave = (error) => {
-        this.#native.stop();
-        end(reject, error);
-      };
+      const leave = (error) => end(reject, error);
       const abort = () => leave(signal.reason);
       const timer = timeout !== undefined && timeout < 0x7fffffff
         ? setTimeout(() => leave(timedOut(what)), timeout).unref() : undefined;
       signal?.addEventListener('abort', abort, { once: true });
-      const waiting = {
-        readable: () => {
-          this.#native.startAccept(acceptsSender, waiting.accepted);
-        },
-        accepted: () => {
-          try {
-            const accepted = this.#native.finishAccept();
-            if (this.#waiting !== waiting) accepted?.close();
-            else if (accepted === null) this.#native.wait();
-            else end(resolve, accepted);
-          } catch (error) {
-            if (this.#waiting === waiting) end(reject, error);
-          }
-        },
-        leave,
-      };
-      this.#waiting = waiting;
-      try {
-        this.#native.wait();
-      } catch (error) {
-        end(reject, error);
-      }
+      this.#waiting = { acceptsSender, end: (endpoint) => end(resolve, endpoint), leave };
+      this.#wait();
     });
+  }
+
+  /** Waits for a peer, unless nobody wants one, or a step has one. */
+  #wait() {
+    if (this.#waiting === undefined || this.#accepting !== undefined) return;
+    try {
+      this.#native.wait();
+    } catch (error) {
+      this.#waiting.leave(error);
+    }
+  }
+
+  #startAccept() {
+    if (this.#waiting === undefined) return;
+    const { acceptsSender, leave } = this.#waiting;
+    try {
+      this.#native.startAccept(acceptsSender, this.#accepted);
+      this.#accepting = acceptsSender;
+    } catch (error) {
+      leave(error);
+    }
+  }
+
+  #finishAccept() {
+    const acceptsSender = this.#accepting;
+    this.#accepting = undefined;
+    const waiting = this.#waiting?.acceptsSender === acceptsSender ? this.#waiting : undefined;
+    try {
+      const accepted = this.#native.finishAccept();
+      if (accepted !== null) {
+        if (waiting !== undefined) waiting.end(accepted);
+        else this.#kept.set(acceptsSender, accepted);
+      }
+    } catch (error) {
+      waiting?.leave(error);
+    }
+    this.#wait();
   }
 
   ref() {
@@ -455,8 +488,9 @@ class Listener {
   }
 
   close() {
-    const waiting = this.#waiting;
-    waiting?.leave(closedHandle('listener'));
+    this.#waiting?.leave(closedHandle('listener'));
+    for (const endpoint of this.#kept.values()) endpoint.close();
+    this.#kept.clear();
     this.#native.close();
   }
 

@@ -5,7 +5,7 @@ const native = require('./native.js');
 const { checkData, checkName, checkOptions, checkWait } = require('./check.js');
 const { Copies } = require('./copies.js');
 const { BATCH, Driver } = require('./driver.js');
-const { closedHandle, timedOut } = require('./errors.js');
+const { PeltonError, closedHandle, timedOut } = require('./errors.js');
 const { opened } = require('./waits.js');
 
 // Of a completion, whose head is its slot, and these bits: `src/client.rs`.
@@ -18,6 +18,8 @@ const SLOT_SHIFT = 4;
 /** A call in flight: its parts that have come, and the code that waits. */
 class Call {
   parts = [];
+  // Of one reply: the bytes of its parts.
+  bytes = 0;
   error = undefined;
   isOver = false;
   // Of a stream: what wakes the code that waits.
@@ -56,9 +58,9 @@ class Client extends Driver {
   #calls = [];
   #inFlight = 0;
   #forSpace = [];
-  // Bytes of parts that nobody has taken. Beyond the largest reply, nothing more is received.
+  // Bytes of parts of streams that nobody has taken. Beyond the largest reply, nothing more is received.
   #stored = 0;
-  #storedMax;
+  #replyMax;
 
   constructor(client) {
     const [trySubmit, completions, busyPoll, arm, hasQueued] = client.functions();
@@ -67,7 +69,7 @@ class Client extends Driver {
     this.#hasQueued = hasQueued;
     const copy = (space, offset, sizes) => completions(space, offset, sizes, this.#heads, this.#errors);
     this.#copies = new Copies(copy, BATCH);
-    this.#storedMax = client.callBytesMax;
+    this.#replyMax = client.callBytesMax;
   }
 
   static async connect(name, options = {}) {
@@ -82,6 +84,7 @@ class Client extends Driver {
       checkData(request);
       slot = this.#trySubmit(request);
     } catch (error) {
+      this._rearm();
       return Promise.reject(error);
     }
     if (slot < 0) return this.#callSlow(request, options);
@@ -173,8 +176,15 @@ class Client extends Driver {
     this._start();
   }
 
-  /** Repeats a submit until there is space for it. */
-  async #submitted(submit, timeout, signal) {
+  /** Repeats `attempt` until there is space for its message. */
+  async #submitted(attempt, timeout, signal) {
+    const submit = () => {
+      try {
+        return attempt();
+      } finally {
+        this._rearm();
+      }
+    };
     signal?.throwIfAborted();
     const end = timeout === undefined ? Infinity : performance.now() + timeout;
     // Those that wait are first.
@@ -213,14 +223,13 @@ class Client extends Driver {
   #takeAll(call) {
     const parts = call.parts;
     call.parts = [];
-    this.#took(parts.reduce((bytes, part) => bytes + part.length, 0));
-    return parts;
+    if (call.resolve === undefined) this.#took(parts.reduce((bytes, part) => bytes + part.length, 0));
   }
 
   #took(bytes) {
-    const wasFull = this.#stored > this.#storedMax;
+    const wasFull = this.#stored > this.#replyMax;
     this.#stored -= bytes;
-    if (wasFull && this.#stored <= this.#storedMax && !this.closed) this._start();
+    if (wasFull && this.#stored <= this.#replyMax && !this.closed) this._start();
   }
 
   /** Cancels a call, unless it has ended. */
@@ -232,8 +241,7 @@ class Client extends Driver {
     try {
       this._native.cancel(slot);
     } catch {
-      // The client's end, which the next call reports.
-      return;
+      // The client's end, which `_drive` finds too.
     }
     this._start();
   }
@@ -256,7 +264,16 @@ class Client extends Driver {
     if (call === undefined) return;
     if (head & BYTES) {
       call.parts.push(data);
-      this.#stored += data.length;
+      call.bytes += data.length;
+      if (call.resolve === undefined) {
+        this.#stored += data.length;
+      } else if (call.bytes > this.#replyMax) {
+        call.end(new PeltonError('too_large',
+          `the parts of the reply have more than ${this.#replyMax} bytes: take them by stream, or increase callBytesMax`));
+        this.#takeAll(call);
+        this.#forget(slot, call);
+        return;
+      }
     }
     if (!(head & FINAL)) {
       call.wake?.();
@@ -270,7 +287,7 @@ class Client extends Driver {
 
   /** Takes the completions that are there, but for parts that nobody takes: how many. */
   #completeAll() {
-    if (this.#stored > this.#storedMax) return 0;
+    if (this.#stored > this.#replyMax) return 0;
     let total = 0;
     for (let isMore = true; isMore;) {
       const count = this.#copies.fill();
@@ -301,7 +318,7 @@ class Client extends Driver {
           return;
         }
         // Parts have to be taken first, which starts it again.
-        if (this.#stored > this.#storedMax) return;
+        if (this.#stored > this.#replyMax) return;
         if (this.#inFlight === 0 && this.#forSpace.length === 0 && !this.#hasQueued()) {
           this._rest();
           return;

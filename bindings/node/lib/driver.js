@@ -50,6 +50,11 @@ class Driver {
     });
   }
 
+  /** After another call of the addon, also one that threw: it has withdrawn what `_await` had armed. */
+  _rearm() {
+    if (this.#isAwaited) this._start();
+  }
+
   /** Polls for some microseconds: whether something has come. */
   _poll() {
     if (!this.#busyPoll()) return false;

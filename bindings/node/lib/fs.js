@@ -211,6 +211,7 @@ class FileHandle {
   #at;
   // Writes at the file's own position are made one after another.
   #last = Promise.resolve();
+  #count = 0;
   #closing;
 
   constructor(file, at) {
@@ -229,7 +230,10 @@ class FileHandle {
   /** At the file's own position: after what was begun before. */
   #inOrder(position, start) {
     if (position != null) return start();
-    const next = this.#last.then(start);
+    this.#count += 1;
+    const next = (this.#count === 1 ? start() : this.#last.then(start)).finally(() => {
+      this.#count -= 1;
+    });
     this.#last = next.catch(() => {});
     return next;
   }
@@ -277,6 +281,8 @@ class FileHandle {
       at = given.position;
     }
     const checked = positionOf(at);
+    // The addon copies it, but later if others are before.
+    if (checked == null && this.#count > 0) bytes = Buffer.from(bytes);
     const bytesWritten = await this.#inOrder(checked, () =>
       this.#run('write', (files, token) => files.write(token, this.#file, bytes, checked ?? null)));
     return { bytesWritten, buffer: data };

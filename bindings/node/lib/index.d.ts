@@ -235,7 +235,8 @@ export class Client {
   static connect(name: string, options?: ConnectOptions & CallLimits): Promise<Client>;
   /**
    * Calls the service, and returns its whole reply. A timeout or an abort cancels the call. Fails with `failed`
-   * ({@link Failed}), `abandoned`, `closed`, `peer_died`, `too_large`.
+   * ({@link Failed}), `abandoned`, `closed`, `peer_died`, and with `too_large` if the request, or all parts of the
+   * reply together, have more than `callBytesMax` bytes: take such parts by `stream`.
    */
   call(request: Uint8Array, options?: CallOptions): Promise<Buffer>;
   /** Calls the service, and returns the parts of its reply. Leaving the loop cancels the call. */
@@ -332,11 +333,15 @@ export class Service {
 export class PeltonError extends Error {
   /**
    * The name of the code in `pelton.h`, in small letters: `closed`, `timed_out`, `no_listener`, and so on. Of
-   * `pelton/fs`: that of Node's own errors, as `ENOENT`.
+   * `pelton/fs`: that of Node's own errors, as `ENOENT`. Of the reason of a request's signal: `cancelled`.
    */
   code: string;
   /** Of `closed` and `peer_died`: messages that the receiver has not released. */
   unreleased?: number;
+  /** Of `damaged`: where the damage is in the file, in bytes. */
+  offset?: number;
+  /** Of `damaged`: where reading continues; null if it cannot. */
+  nextOffset?: number | null;
   /** Of `system`, `no_space` and `pelton/fs`: negative, as in Node's own errors; `cause` has its name. */
   errno?: number;
   /** Of `pelton/fs`: as in Node's own errors. */

@@ -73,7 +73,8 @@ class Steps {
       this.#count -= 1;
     });
     this.#last = done.catch(() => {});
-    return done;
+    // Another promise, whose rejection is unhandled unless the caller handles it.
+    return done.then();
   }
 
   /** Runs a step, which `start(callback)` begins. */
@@ -93,12 +94,17 @@ class Steps {
   }
 }
 
+/** Whether the end of the process writes the buffers of what is open. */
+let writesAtExit = false;
+
 class RecordFile extends Steps {
   #tryAppend;
   #cutBytes;
   #closing;
 
   static async open(path, options = {}) {
+    if (!writesAtExit) process.on('exit', () => native.writeRecordFiles());
+    writesAtExit = true;
     const file = new RecordFile();
     const [bytes, given] = [checkPath(path), checkRecords(options)];
     await file._open((done) => native.openRecordFile(bytes, given, done));

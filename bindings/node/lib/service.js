@@ -16,6 +16,9 @@ const NOTIFICATION = -1;
 /** The place of a request that is answered. */
 const ANSWERED = -2;
 
+/** The codes of an answer to a client that has left, or of a service that has ended. */
+const GONE = ['closed', 'peer_died', 'closed_handle'];
+
 const known = (id) => (id < 0 ? null : id);
 
 /** A client's request. */
@@ -30,6 +33,8 @@ class Request {
   #deadline = null;
   #isNotification;
   #abort;
+  // The error with which its own answer has found the client, or the service, gone.
+  #gone;
 
   constructor(native, reply, space, data, heads, at) {
     this.#native = native;
@@ -84,9 +89,19 @@ class Request {
       answer(place);
     } catch (error) {
       if (error.code !== 'too_large') this.#place = ANSWERED;
-      throw error;
+      throw this.#noted(error);
     }
     this.#place = ANSWERED;
+  }
+
+  #noted(error) {
+    if (GONE.includes(error?.code)) this.#gone = error;
+    return error;
+  }
+
+  /** Whether an error is of its own answer, which nobody can get any more: not one of the handler's other peers. */
+  _isGone(error) {
+    return this.#gone !== undefined && error === this.#gone;
   }
 
   #open() {
@@ -106,7 +121,11 @@ class Request {
 
   async part(data) {
     checkData(data);
-    while (!this.#native.tryPart(this.#open(), data)) await this.#space();
+    try {
+      while (!this.#native.tryPart(this.#open(), data)) await this.#space();
+    } catch (error) {
+      throw this.#noted(error);
+    }
   }
 
   end() {
@@ -124,10 +143,6 @@ class Request {
       this.#abort.abort(new PeltonError('cancelled', 'the client has cancelled the call, or has left'));
     }
   }
-}
-
-function isGone(error) {
-  return error instanceof PeltonError && (error.code === 'closed' || error.code === 'peer_died');
 }
 
 function warn(error) {
@@ -246,9 +261,12 @@ class Service extends Driver {
     const free = Math.max(0, this.#runningMax - this.#running.size);
     this.#most = Math.min(free, BATCH);
     const count = this.#copies.fill();
-    for (let index = 0; index < count; index += 1) {
-      const data = this.#copies.take();
-      const request = new Request(this._native, this.#reply, this.#space, data, this.#heads, index * HEAD);
+    // All of them first, since a handler may detach the memory of its data, which they share.
+    const requests = [];
+    for (let at = 0; at < count * HEAD; at += HEAD) {
+      requests.push(new Request(this._native, this.#reply, this.#space, this.#copies.take(), this.#heads, at));
+    }
+    for (const request of requests) {
       // The handler before may have closed the service.
       if (this.closed) request.abandon();
       else this.#begin(request);
@@ -271,6 +289,8 @@ class Service extends Driver {
         if (cancels !== this.#cancels) {
           this.#cancels = cancels;
           for (const request of this.#running) if (request.isCancelled) request._cancel();
+          // Some of them may wait for space, which nobody makes any more.
+          this.#wakeForSpace();
           if (this.closed) return;
         }
         if (taken > 0) {
@@ -346,7 +366,7 @@ class Service extends Driver {
 
   #failed(request, error) {
     // Of a cancelled call nobody waits for a reply.
-    if (isGone(error) || request.isCancelled || this.closed) return;
+    if (request._isGone(error) || request.isCancelled || this.closed) return;
     try {
       if (error instanceof Failed) {
         if (!request.isAnswered) request.fail(error.failure, error.bytes);
@@ -355,7 +375,7 @@ class Service extends Driver {
       this.#onError(error, request);
       if (!request.isAnswered) request.fail(1, error instanceof Error ? `${error.name}: ${error.message}` : `${error}`);
     } catch (again) {
-      if (!isGone(again)) warn(again);
+      if (!request._isGone(again)) warn(again);
     }
   }
 }

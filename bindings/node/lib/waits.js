@@ -2,7 +2,7 @@
 // The one queue of an endpoint's waits: what waits longest is served first. The loop rings when the descriptor is
 // readable; then the waits are tried in order, up to a number of them in one turn of the loop.
 
-const { closedHandle, timedOut } = require('./errors.js');
+const { PeltonError, closedHandle, timedOut } = require('./errors.js');
 
 /** What always finds a message, or space, lets timers and sockets have a turn after this number of them. A guess. */
 const TURN = 256;
@@ -69,10 +69,12 @@ class Waits {
       }
       wasEmpty = true;
     }
-    if (timeout <= 0) return Promise.reject(timedOut(what));
+    const isOnce = timeout <= 0;
+    // It was made, or others wait. But if only the turn is over, it is made in the next one.
+    if (isOnce && this.taken < TURN) return Promise.reject(timedOut(what));
     return new Promise((resolve, reject) => {
-      const entry = { attempt, bytes, resolve, reject, timer: undefined, signal, abort: undefined };
-      if (timeout !== undefined && timeout < 0x7fffffff) {
+      const entry = { attempt, bytes, what, isOnce, resolve, reject, timer: undefined, signal, abort: undefined };
+      if (timeout !== undefined && timeout < 0x7fffffff && !isOnce) {
         // The descriptor keeps the process alive, unless `unref` was called.
         entry.timer = setTimeout(() => this.#leave(entry, timedOut(what)), timeout).unref();
       }
@@ -106,6 +108,8 @@ class Waits {
         const found = wasEmpty ? undefined : entry.attempt();
         wasEmpty = false;
         if (found === undefined) {
+          this.#leaveOnce();
+          if (queue[0] !== entry) continue;
           if (this.#arm(entry.bytes())) {
             this.#isAwaited = true;
             return;
@@ -125,6 +129,11 @@ class Waits {
     }
     if (queue.length > 0) this.#schedule();
     else this.#stop();
+  }
+
+  /** Ends the waits that make one attempt: nothing is there, for the first wait at least. */
+  #leaveOnce() {
+    for (const entry of this.#queue.filter((it) => it.isOnce)) this.#end(entry).reject(timedOut(entry.what));
   }
 
   #stop() {
@@ -153,20 +162,19 @@ class Waits {
   rejectAll(error = closedHandle(this.#noun)) {
     for (const entry of [...this.#queue]) this.#end(entry).reject(error);
     this.#rejectStep?.(error);
+    this.#rejectStep = undefined;
   }
 
   /** Runs a step of a thread: `start(callback)`, then `finish()` for its outcome. The endpoint is away meanwhile. */
   step(start, what, { signal } = {}) {
     if (signal?.aborted) return Promise.reject(aborted(signal));
-    if (this.#queue.length > 0) {
-      return Promise.reject(Object.assign(closedHandle(this.#noun), {
-        code: 'wrong_thread', message: `something waits at this ${this.#noun}: await that first`,
-      }));
+    if (this.isWaiting || this.#rejectStep !== undefined) {
+      const text = `something waits at this ${this.#noun}: await that first`;
+      return Promise.reject(new PeltonError('wrong_thread', text));
     }
     return new Promise((resolve, reject) => {
       const native = this.#native;
       const cancel = () => native.cancelStep();
-      this.#rejectStep = reject;
       start(() => {
         this.#rejectStep = undefined;
         signal?.removeEventListener('abort', cancel);
@@ -178,6 +186,7 @@ class Waits {
           reject(error);
         }
       });
+      this.#rejectStep = reject;
       signal?.addEventListener('abort', cancel, { once: true });
     });
   }

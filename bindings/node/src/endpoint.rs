@@ -119,6 +119,9 @@ impl<T: Armable> Endpoint<T> {
         if let Some(watch) = &self.watch {
             watch.set_ref(is_ref);
         }
+        if let Some(step) = &self.step {
+            step.set_ref(is_ref);
+        }
     }
 
     pub fn is_closed(&self) -> bool {
@@ -130,9 +133,7 @@ impl<T: Armable> Endpoint<T> {
         // In this order: another descriptor may get the number after the close.
         self.watch = None;
         self.value = None;
-        if let Some(step) = self.step.take() {
-            step.cancel();
-        }
+        self.step = None;
     }
 
     /// Takes the endpoint out, for another thread of this process.
@@ -174,8 +175,8 @@ impl<T: Armable + Send + 'static> Endpoint<T> {
     ) -> Result<()> {
         self.get()?;
         self.stop();
-        let Some(mut value) = self.value.take() else { return Ok(()) };
-        let started = Step::start(env, callback.raw(), move |cancel| {
+        let is_ref = self.watch.as_ref().is_none_or(Watch::is_ref);
+        let started = Step::start(env, callback.raw(), is_ref, &mut self.value, move |mut value: T, cancel| {
             let outcome = step(&mut value, cancel);
             (value, outcome)
         })?;

@@ -311,13 +311,17 @@ impl Listener {
         if let Some(watch) = &self.watch {
             watch.set_ref(is_ref);
         }
+        if let Some(step) = &self.step {
+            step.set_ref(is_ref);
+        }
     }
 
     /// Begins to accept a peer that has connected, of which the handshake takes a second at most: a step.
     #[napi]
     pub fn start_accept(&mut self, env: Env, accepts_sender: bool, callback: Function<'_, (), ()>) -> Result<()> {
-        let listener = self.open()?.clone();
-        self.step = Some(Step::start(&env, callback.raw(), move |_| {
+        let is_ref = self.watch.as_ref().is_none_or(Watch::is_ref);
+        let mut listener = Some(self.open()?.clone());
+        self.step = Some(Step::start(&env, callback.raw(), is_ref, &mut listener, move |listener, _| {
             Ok(match accepts_sender {
                 true => listener.accept_sender_until(ATTEMPT)?.map(|it| Accepted::Sender(Box::new(it))),
                 false => listener.accept_receiver_until(ATTEMPT)?.map(|it| Accepted::Receiver(Box::new(it))),

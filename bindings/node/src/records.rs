@@ -11,7 +11,7 @@ use pelton::{Appender, Appenders, Options, RecordFileOptions};
 use std::cell::{RefCell, RefMut};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 /// Something that JavaScript uses, unless a step of a thread has it, or it is closed.
@@ -29,7 +29,7 @@ impl<T: Send + 'static> Away<T> {
         noun: &'static str,
         open: impl FnOnce() -> pelton::Result<T> + Send + 'static,
     ) -> Result<Rc<RefCell<Away<T>>>> {
-        let step = Step::start(env, callback.raw(), move |_| match open() {
+        let step = Step::start(env, callback.raw(), true, &mut Some(open), |open, _| match open() {
             Ok(value) => (Some(value), Ok(())),
             Err(error) => (None, Err(error)),
         })?;
@@ -53,9 +53,7 @@ impl<T: Send + 'static> Away<T> {
         work: impl FnOnce(T) -> (Option<T>, pelton::Result<()>) + Send + 'static,
     ) -> Result<()> {
         self.get()?;
-        if let Some(value) = self.value.take() {
-            self.step = Some(Step::start(env, callback.raw(), move |_| work(value))?);
-        }
+        self.step = Some(Step::start(env, callback.raw(), true, &mut self.value, |value, _| work(value))?);
         Ok(())
     }
 
@@ -87,6 +85,27 @@ pub struct RecordOptions {
     pub sync_interval: Option<f64>,
     pub flush_bytes: Option<f64>,
     pub flush_interval: Option<f64>,
+}
+
+thread_local! {
+    /// The record files of this environment.
+    static OPENED: RefCell<Vec<Weak<RefCell<Away<Open>>>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Writes the buffers of all record files that are open, after the steps that have begun: before the process ends,
+/// which collects no objects then.
+#[napi]
+pub fn write_record_files() {
+    for file in OPENED.take().iter().filter_map(Weak::upgrade) {
+        let Ok(mut file) = file.try_borrow_mut() else { continue };
+        if let Some((value, _)) = file.step.take().and_then(|step| step.wait()) {
+            file.value = value;
+        }
+        if let Some(open) = &file.value {
+            // The process ends: no caller can handle the error.
+            let _ = open.appenders.flush();
+        }
+    }
 }
 
 /// Messages appended to a file.
@@ -127,6 +146,10 @@ pub fn open_record_file(
         let appenders = Appenders::new(&options, file)?;
         Ok(Open { appender: appenders.appender()?, appenders, cut_bytes })
     })?;
+    OPENED.with_borrow_mut(|files| {
+        files.retain(|file| file.strong_count() > 0);
+        files.push(Rc::downgrade(&opened));
+    });
     Ok(RecordFile(opened))
 }
 

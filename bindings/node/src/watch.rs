@@ -8,14 +8,14 @@ use crate::error::named;
 use napi::bindgen_prelude::*;
 use napi::sys;
 use pelton::Deadline;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 /// `UV_POLL` and `UV_READABLE` of libuv 1, whose numbers do not change.
@@ -130,6 +130,11 @@ impl Watch {
         self.0.end_wait();
     }
 
+    /// As `set_ref` has set it.
+    pub fn is_ref(&self) -> bool {
+        self.0.is_ref.get()
+    }
+
     /// Whether a wait keeps the process alive.
     pub fn set_ref(&self, is_ref: bool) {
         let inner = &*self.0;
@@ -238,7 +243,8 @@ unsafe extern "C" fn environment_ends(_hook: sys::napi_async_cleanup_hook_handle
 /// Between two slices of a step's wait, its thread detects a cancel.
 const SLICE: Duration = Duration::from_millis(30);
 
-/// A step on a thread of its own: a wait for a peer that has no descriptor, or one for the disk. Rare.
+/// A step on a thread of its own: a wait for a peer that has no descriptor, or one for the disk. Rare. Dropped, it is
+/// cancelled, and its thread drops the result.
 pub struct Step<T> {
     watch: Watch,
     shared: Arc<Shared<T>>,
@@ -284,30 +290,52 @@ impl<T> Step<T> {
     pub fn cancel(&self) {
         self.shared.is_cancelled.store(true, Ordering::Relaxed);
     }
+
+    /// See `Watch::set_ref`.
+    pub fn set_ref(&self, is_ref: bool) {
+        self.watch.set_ref(is_ref);
+    }
+}
+
+impl<T> Drop for Step<T> {
+    fn drop(&mut self) {
+        self.cancel();
+    }
 }
 
 impl<T: Send + 'static> Step<T> {
-    /// Begins `work`. `callback` is called once its result is there.
-    pub fn start(
+    /// Begins `work` with `value`, which stays there if this fails. `callback` is called once its result is there.
+    /// `is_ref`: whether that keeps the process alive.
+    pub fn start<V: Send + 'static>(
         env: &Env,
         callback: sys::napi_value,
-        work: impl FnOnce(&Cancel<'_>) -> T + Send + 'static,
+        is_ref: bool,
+        value: &mut Option<V>,
+        work: impl FnOnce(V, &Cancel<'_>) -> T + Send + 'static,
     ) -> Result<Step<T>> {
         let failed = |error: std::io::Error| named("system", &format!("starting a step: {error}"));
         let doorbell =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| failed(error.into()))?;
         let shared = Arc::new(Shared { result: Mutex::new(None), is_cancelled: AtomicBool::new(false), doorbell });
         let watch = Watch::new(env, shared.doorbell.as_raw_fd(), callback)?;
+        watch.set_ref(is_ref);
         let of_thread = shared.clone();
+        // A thread that is not started drops what it has.
+        let (give, given) = mpsc::channel();
         std::thread::Builder::new()
             .name("pelton step".to_owned())
             .spawn(move || {
-                let result = work(&Cancel(&of_thread.is_cancelled));
+                let Ok(value) = given.recv() else { return };
+                let result = work(value, &Cancel(&of_thread.is_cancelled));
                 *of_thread.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
                 // It has a count of one place only, so the write finds space.
                 let _ = rustix::io::write(&of_thread.doorbell, &1_u64.to_ne_bytes());
             })
             .map_err(failed)?;
+        if let Some(value) = value.take() {
+            // The thread receives it.
+            let _ = give.send(value);
+        }
         watch.start();
         Ok(Step { watch, shared })
     }
@@ -316,5 +344,12 @@ impl<T: Send + 'static> Step<T> {
     pub fn take(&self) -> Option<T> {
         self.watch.stop();
         self.shared.result.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Waits for the result, on this thread: when the process ends.
+    pub fn wait(&self) -> Option<T> {
+        let mut doorbell = [PollFd::new(&self.shared.doorbell, PollFlags::IN)];
+        while poll(&mut doorbell, None) == Err(rustix::io::Errno::INTR) {}
+        self.take()
     }
 }

@@ -11,11 +11,11 @@ const options = { timeout: 60_000 };
 const coded = (code) => (error) => error instanceof PeltonError && error.code === code;
 
 /** A service and a client, for `with`; the service drains after it. */
-async function served(handler, body, settings) {
+async function served(handler, body, settings, limits = {}) {
   const at = name();
-  const service = Service.listen(at);
+  const service = Service.listen(at, limits);
   const running = service.run(handler, settings);
-  const client = await Client.connect(at, LIMIT);
+  const client = await Client.connect(at, { ...LIMIT, ...limits });
   try {
     await body(client, service, at);
     service.drain();
@@ -85,6 +85,55 @@ test('a_streaming_reply_arrives_in_parts_with_back_pressure', options, async () 
   });
 });
 
+test('a_call_whose_parts_are_too_large_together_fails_alone', options, async () => {
+  let ended;
+  const over = new Promise((resolve) => { ended = resolve; });
+  const handler = (request) => {
+    if (request.data.length === 0) return request.data;
+    return (async function* parts() {
+      try {
+        for (let i = 0; i < 40; i += 1) yield Buffer.alloc(64 << 10, i);
+      } finally {
+        ended();
+      }
+    }());
+  };
+  await served(handler, async (client) => {
+    const large = client.call(Buffer.from('all'), LIMIT);
+    const small = client.call(Buffer.alloc(0), LIMIT);
+    await assert.rejects(large, coded('too_large'));
+    assert.equal((await small).length, 0);
+    await over;
+    let count = 0;
+    for await (const part of client.stream(Buffer.from('all'), LIMIT)) assert.equal(part[0], count++);
+    assert.equal(count, 40);
+    assert.equal((await client.call(Buffer.alloc(0), LIMIT)).length, 0);
+  }, {}, { callBytesMax: 1 << 20 });
+});
+
+test('a_call_in_flight_ends_whatever_else_the_client_does', options, async () => {
+  let begin;
+  const handler = (request) => {
+    if (request.isNotification) return undefined;
+    return new Promise((resolve) => begin(() => resolve(request.data)));
+  };
+  await served(handler, async (client) => {
+    for (const use of [
+      () => client.notify(Buffer.from('note')),
+      () => assert.rejects(client.call(Buffer.alloc((64 << 20) + 1)), coded('too_large')),
+      () => assert.rejects(client.notify(Buffer.alloc((64 << 20) + 1), LIMIT), coded('too_large')),
+    ]) {
+      const began = new Promise((resolve) => { begin = resolve; });
+      const call = client.call(Buffer.from('first'), LIMIT);
+      // The client sleeps by now.
+      const reply = await began;
+      await use();
+      reply();
+      assert.equal(`${await call}`, 'first');
+    }
+  }, { onError: () => {} });
+});
+
 test('a_failure_has_its_code_and_text', options, async () => {
   const errors = [];
   await served(async (request) => {
@@ -101,6 +150,63 @@ test('a_failure_has_its_code_and_text', options, async () => {
     await assert.rejects(client.call(Buffer.from('drop')), coded('abandoned'));
     assert.equal(errors.length, 2);
   }, { onError: (error) => errors.push(error) });
+});
+
+test('a_handler_whose_own_peer_is_gone_fails_its_call', options, async () => {
+  const errors = [];
+  let upstream;
+  await served((request) => upstream.call(request.data), async (client) => {
+    const at = name();
+    const service = Service.listen(at);
+    void service.run(() => service.close());
+    upstream = await Client.connect(at, LIMIT);
+    await assert.rejects(client.call(Buffer.from('x'), LIMIT), (error) =>
+      error.failure === 1 && error.text.startsWith('PeltonError'));
+    assert.deepEqual(errors, ['closed']);
+    upstream.close();
+  }, { onError: (error) => errors.push(error.code) });
+});
+
+test('parts_that_nobody_takes_any_more_end_their_handler', options, async () => {
+  const errors = [];
+  const ends = [];
+  let isBlocked;
+  async function parts(request) {
+    try {
+      for (;;) {
+        let hasSent = false;
+        const sending = request.part(Buffer.alloc(1024)).finally(() => { hasSent = true; });
+        // The client takes what it may in each of its turns.
+        for (let i = 0; i < 10 && !hasSent; i += 1) await turn();
+        if (!hasSent) isBlocked();
+        await sending;
+      }
+    } finally {
+      ends.push(`${request.data}`);
+    }
+  }
+  const limits = { capacity: 64 << 10, callBytesMax: 1 << 14 };
+  await served(parts, async (client, service, at) => {
+    const begin = async (it, text) => {
+      const blocked = new Promise((resolve) => { isBlocked = resolve; });
+      const stream = it.stream(Buffer.from(text), LIMIT);
+      await stream.next();
+      await blocked;
+      return stream;
+    };
+    const other = await Client.connect(at, { ...LIMIT, ...limits });
+    await begin(other, 'of a client that leaves');
+    other.close();
+    while (ends.length < 1) await turn();
+    const stream = await begin(client, 'of a service that stops');
+    service.stop();
+    while (ends.length < 2) await turn();
+    await assert.rejects(async () => {
+      for await (const part of stream) assert.equal(part.length, 1024);
+    }, coded('abandoned'));
+    assert.deepEqual(ends, ['of a client that leaves', 'of a service that stops']);
+    assert.deepEqual(errors, []);
+  }, { onError: (error) => errors.push(error) }, limits);
 });
 
 test('a_cancel_aborts_the_handler_s_signal', options, async () => {

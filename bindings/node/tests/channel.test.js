@@ -61,13 +61,15 @@ test('a_batch_is_what_the_array_had_when_it_was_given', options, async () => {
   while (count < 100) count += (await receiver.recvMany(100, LIMIT)).length;
   assert.equal(await sending, 100);
   // A message that is transferred while it waits for space is refused, and not sent empty.
-  while (sender.trySend(Buffer.alloc(4000)));
-  const large = Buffer.from(new ArrayBuffer(4000));
-  const waiting = sender.send(large, LIMIT);
-  structuredClone(large, { transfer: [large.buffer] });
-  const refused = assert.rejects(waiting, { code: 'ERR_INVALID_STATE' });
-  while (receiver.tryRecv() !== null);
-  await refused;
+  for (const send of [(it) => sender.send(it, LIMIT), (it) => sender.sendMany([it, Buffer.alloc(1)], LIMIT)]) {
+    while (sender.trySend(Buffer.alloc(4000)));
+    const large = Buffer.from(new ArrayBuffer(4000));
+    const waiting = send(large);
+    structuredClone(large, { transfer: [large.buffer] });
+    const refused = assert.rejects(waiting, { code: 'ERR_INVALID_STATE' });
+    while (receiver.tryRecv() !== null);
+    await refused;
+  }
 });
 
 test('a_full_lane_makes_sends_wait_in_order', options, async () => {
@@ -95,6 +97,35 @@ test('a_timeout_and_a_signal_take_nothing', options, async () => {
   await assert.rejects(receiver.recv({ signal: abort.signal }), /enough/);
   sender.trySend(Buffer.from('kept'));
   assert.equal(`${await receiver.recv(LIMIT)}`, 'kept');
+});
+
+test('a_timeout_of_0_ends_only_where_nothing_is_there', options, async () => {
+  const { sender, receiver } = threads();
+  const zero = { timeout: 0 };
+  for (let i = 0; i < 1000; i += 1) await sender.send(Buffer.from(`${i}`), zero);
+  for (let i = 0; i < 1000; i += 1) assert.equal(Number(await receiver.recv(zero)), i);
+  await assert.rejects(receiver.recv(zero), coded('timed_out'));
+  await sender.send(Buffer.from('later'), zero);
+  assert.equal(`${await receiver.recv(zero)}`, 'later');
+  // Many at once: in order, and those for which there is no message end too.
+  assert.equal(await sender.sendMany(Array.from({ length: 3000 }, (_, i) => Buffer.from(`${i}`)), zero), 3000);
+  for (let next = 0; next < 2500;) {
+    for (const message of await receiver.recvMany(Math.min(100, 2500 - next), zero)) {
+      assert.equal(Number(message), next++);
+    }
+  }
+  const found = await Promise.allSettled(Array.from({ length: 600 }, () => receiver.recv(zero)));
+  found.forEach(({ value, reason }, i) => {
+    if (i < 500) assert.equal(Number(value), 2500 + i);
+    else assert.equal(reason.code, 'timed_out');
+  });
+  const small = threads({ capacity: 64 << 10 });
+  const all = new Array(3000).fill(Buffer.alloc(56));
+  const error = await small.sender.sendMany(all, zero).catch((it) => it);
+  assert.equal(error.code, 'timed_out');
+  assert.equal(small.sender.info().unreleased, error.sent);
+  // The lane is full.
+  assert.equal(small.sender.trySend(all[0]), false);
 });
 
 test('wrong_arguments_are_refused_before_anything_is_done', options, async () => {
@@ -151,10 +182,19 @@ test('listen_connect_and_a_clean_end', options, async () => {
   await released;
   assert.equal(receiver.info().peerPid, process.pid);
   await assert.rejects(listener.acceptSender({ timeout: 5 }), coded('timed_out'));
+  // A step that runs is the only one, and ends with its object.
+  await sender.send(Buffer.from('not taken'));
+  const first = sender.waitReleased(LIMIT);
+  await assert.rejects(sender.waitReleased(), coded('wrong_thread'));
+  const ended = assert.rejects(first, coded('closed_handle'));
+  sender.close();
+  await ended;
+  await assert.rejects(sender.resume(), coded('closed_handle'));
+  await assert.rejects(sender.resume({ timeout: '1' }), { code: 'ERR_INVALID_ARG_TYPE' });
   const accepting = listener.acceptSender();
   listener.close();
   await assert.rejects(accepting, coded('closed_handle'));
-  sender.close();
+  assert.equal(`${await receiver.recv(LIMIT)}`, 'not taken');
   await assert.rejects(receiver.recv(LIMIT), coded('closed'));
   receiver.close();
   await assert.rejects(Sender.connect(name()), coded('no_listener'));
@@ -162,6 +202,60 @@ test('listen_connect_and_a_clean_end', options, async () => {
   const connecting = Sender.connect(name(), { timeout: Infinity, signal: abort.signal });
   abort.abort(new Error('enough'));
   await assert.rejects(connecting, /enough/);
+});
+
+test('a_peer_whose_accept_was_ended_goes_to_the_next_one', options, async () => {
+  const at = name();
+  const listener = listen(at);
+  const native = require(`${process.env.PELTON_PACKAGE ?? '..'}/lib/native.js`);
+  const { startAccept } = native.Listener.prototype;
+  const abort = new AbortController();
+  // The handshake has begun, on a thread.
+  native.Listener.prototype.startAccept = function start(...given) {
+    native.Listener.prototype.startAccept = startAccept;
+    startAccept.apply(this, given);
+    abort.abort(new Error('enough'));
+  };
+  const connecting = Sender.connect(at, LIMIT);
+  await assert.rejects(listener.acceptReceiver({ ...LIMIT, signal: abort.signal }), /enough/);
+  const sender = await connecting;
+  await sender.send(Buffer.from('kept'));
+  await assert.rejects(listener.acceptSender({ timeout: 5 }), coded('timed_out'));
+  const receiver = await listener.acceptReceiver(LIMIT);
+  assert.equal(`${await receiver.recv(LIMIT)}`, 'kept');
+  receiver.close();
+  listener.close();
+});
+
+test('a_step_or_an_accept_without_descriptors_fails_and_loses_nothing', options, async () => {
+  const text = `const fs = require('node:fs');
+    const { threads, listen, RecordFile, Sender } = pelton;
+    const { sender, receiver } = threads();
+    const file = await RecordFile.open(argument.file, { flushInterval: Infinity });
+    await file.append(Buffer.from('a'));
+    const listener = listen(argument.name);
+    const accepting = listener.acceptReceiver({ timeout: 20000 }).catch((error) => error.code);
+    const connecting = Sender.connect(argument.name, { timeout: 20000 });
+    const taken = [];
+    try {
+      for (;;) taken.push(fs.openSync('/dev/null'));
+    } catch {}
+    const codes = [];
+    for (const step of [sender.waitReleased(), file.flush(), accepting]) {
+      codes.push(await step.catch((error) => error.code));
+    }
+    console.log(codes.join());
+    for (const fd of taken) fs.closeSync(fd);
+    await sender.send(Buffer.from('sent'));
+    await file.append(Buffer.from('b'));
+    await file.close();
+    const accepted = await listener.acceptReceiver({ timeout: 20000 });
+    await (await connecting).send(Buffer.from('accepted'));
+    console.log(String(await receiver.recv()), String(await accepted.recv()));
+    process.exit();`;
+  const child = program(text, { file: place(), name: name() }, 100);
+  assert.equal(await child.ended, 0);
+  assert.equal(child.output(), 'system,system,system\nsent accepted\n');
 });
 
 test('descriptors_arrive', options, async () => {
@@ -285,7 +379,7 @@ test('messages_of_every_size_arrive_whole_and_apart', options, async () => {
   }
   assert.equal(found[1].length, 1);
   // A large one has memory of its own, which a transfer takes; empty messages follow it.
-  await sender.sendMany([Buffer.alloc(20_000, 1), Buffer.alloc(0), Buffer.alloc(0), Buffer.from('last')]);
+  await sender.sendMany([Buffer.alloc(70_000, 1), Buffer.alloc(0), Buffer.alloc(0), Buffer.from('last')]);
   const large = await receiver.recv();
   structuredClone(large, { transfer: [large.buffer] });
   assert.equal(large.length, 0);
@@ -342,6 +436,25 @@ test('an_endpoint_goes_to_a_worker_and_a_worker_may_be_terminated', options, asy
     await other.terminate();
     await assert.rejects(sendForEver(pair.sender), coded('closed'));
   }
+  // A step that has the endpoint ends with the worker.
+  const last = threads();
+  const waiter = new Worker(`
+    const { parentPort, workerData } = require('node:worker_threads');
+    const { Sender } = require(workerData);
+    parentPort.once('message', async (token) => {
+      const sender = Sender.attach(token);
+      await sender.send(Buffer.from('not released'));
+      const waiting = sender.waitReleased();
+      parentPort.postMessage('waits');
+      await waiting;
+    });`, { eval: true, workerData: require.resolve(process.env.PELTON_PACKAGE ?? '..') });
+  waiter.postMessage(last.sender.detach());
+  await once(waiter, 'message');
+  await waiter.terminate();
+  const message = await last.receiver.peek(LIMIT);
+  assert.equal(`${message.data}`, 'not released');
+  await assert.rejects(last.receiver.recv(LIMIT), coded('closed'));
+  message.release();
 });
 
 test('streams_keep_back_pressure', options, async () => {
@@ -370,7 +483,10 @@ test('streams_keep_back_pressure', options, async () => {
 test('a_process_ends_when_nothing_is_pending_or_after_unref', options, async () => {
   const idle = program('globalThis.kept = pelton.threads(); console.log("idle");');
   assert.equal(await idle.ended, 0);
-  const unref = program('const { receiver } = pelton.threads(); receiver.unref(); receiver.recv();');
+  const unref = program(`const [one, other] = [pelton.threads(), pelton.threads()];
+    one.receiver.unref().recv();
+    other.sender.trySend(Buffer.from('not released'));
+    other.sender.unref().waitReleased();`);
   assert.equal(await unref.ended, 0);
   const over = program(`const { sender, receiver } = pelton.threads();
     const service = pelton.Service.listen(argument);

@@ -36,8 +36,13 @@ test('a_handle_reads_and_writes_at_its_position_and_at_others', options, async (
   const at = place();
   const handle = await fs.open(at, 'w+', 0o640);
   assert.ok(handle.fd > 2);
-  // Begun at once, at the file's own position: in order.
-  const writes = await Promise.all(['a', 'b', 'c'].map((text) => handle.write(text.repeat(4))));
+  // Begun at once, at the file's own position: in order. The caller changes its memory meanwhile.
+  const writes = await Promise.all(['a', 'b', 'c'].map((text, index) => {
+    const data = Buffer.alloc(4, text);
+    const writing = index === 0 ? handle.write(text.repeat(4)) : handle.write(data, { position: index === 1 ? -1 : null });
+    data.fill('!');
+    return writing;
+  }));
   assert.deepEqual(writes.map((it) => it.bytesWritten), [4, 4, 4]);
   await handle.write(Buffer.from('xyz'), 1, 1, 0);
   await handle.write('Z', 11);

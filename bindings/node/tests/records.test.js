@@ -109,11 +109,28 @@ test('a_killed_writer_loses_nothing_that_was_flushed', options, async () => {
 });
 
 test('a_process_that_ends_without_close_writes_its_buffer', options, async () => {
+  for (const [last, code] of [['', 0], ['process.exit(3);', 3], ['void file.flush(); process.exit(3);', 3],
+    ['throw new Error("nobody catches it");', 1]]) {
+    const path = place();
+    const text = `const file = await pelton.RecordFile.open(argument, { flushInterval: Infinity });
+      await file.append(Buffer.from('left'));
+      await file.append(Buffer.alloc(100_000));
+      ${last}`;
+    assert.equal(await program(text, path).ended, code);
+    assert.deepEqual(await all(path), [Buffer.from('left'), Buffer.alloc(100_000)], last);
+  }
+});
+
+test('an_append_that_fails_unhandled_ends_the_process', options, async () => {
   const path = place();
-  const text = `const file = await pelton.RecordFile.open(argument, { flushInterval: Infinity });
-    await file.append(Buffer.from('left'));`;
-  assert.equal(await program(text, path).ended, 0);
-  assert.deepEqual((await all(path)).map(String), ['left']);
+  const text = `const file = await pelton.RecordFile.open(argument);
+    process.on('unhandledRejection', (error) => { console.log(error.code); });
+    void file.flush();
+    void file.append(Buffer.alloc(8 << 20));
+    await file.close();`;
+  const child = program(text, path);
+  assert.equal(await child.ended, 0);
+  assert.equal(child.output().trim(), 'too_large');
 });
 
 test('the_tool_reads_record_files', { ...options, skip: !tool && 'PELTON_TOOL is not set' }, async () => {

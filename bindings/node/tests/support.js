@@ -46,11 +46,13 @@ function start(command, args, options = {}) {
   return child;
 }
 
-/** Starts a program of Node that has `pelton` and `argument`. */
-function program(text, argument) {
+/** Starts a program of Node that has `pelton` and `argument`, and so many descriptors at most. */
+function program(text, argument, descriptorsMax) {
   const head = `const pelton = require(${JSON.stringify(require.resolve(process.env.PELTON_PACKAGE ?? '..'))});
     const argument = ${JSON.stringify(argument)};`;
-  return start(process.execPath, ['-e', `${head}\n(async () => { ${text} })();`]);
+  const args = ['-e', `${head}\n(async () => { ${text} })();`];
+  if (descriptorsMax === undefined) return start(process.execPath, args);
+  return start('sh', ['-c', `ulimit -n ${descriptorsMax} && exec "$0" "$@"`, process.execPath, ...args]);
 }
 
 /** Every wait of a test has this limit, in milliseconds. */

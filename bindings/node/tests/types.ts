@@ -42,7 +42,7 @@ async function calls(): Promise<void> {
   try {
     await client.notify(reply);
   } catch (error) {
-    if (error instanceof PeltonError) void [error.code.length, error.unreleased];
+    if (error instanceof PeltonError) void [error.code.length, error.unreleased, error.offset, error.nextOffset];
   }
   // @ts-expect-error: a number is no reply.
   await service.run(() => 7);
