@@ -190,10 +190,10 @@ def hello_field(name, expected, roles=ALL, **changes):
 ALL_BITS = (1 << 64) - 1
 hello_field("offers every feature", HARMLESS, tail=ALL_BITS)
 hello_field("requires what it does not offer", refused(""), floor=1)
-hello_field("requires a known feature", HARMLESS, tail=1, floor=1)
-hello_field("requires feature 1", refused("feature 1"), tail=2, floor=2)
+hello_field("requires every known feature", HARMLESS, tail=3, floor=3)
+hello_field("requires feature 2", refused("feature 2"), tail=4, floor=4)
 hello_field("requires feature 63", refused("feature 63"), tail=1 << 63, floor=1 << 63)
-hello_field("requires every feature", refused("feature 1"), tail=ALL_BITS, floor=ALL_BITS)
+hello_field("requires every feature", refused("feature 2"), tail=ALL_BITS, floor=ALL_BITS)
 for capacity in (0, 1, 4095):
     hello_field(f"takes lanes of {capacity} bytes", refused("") | HANG_UP, CONSUMERS, capacity=capacity)
 hello_field("takes lanes of 4096 bytes, and calls of no bytes", OWN_LOSS | refused(""), CONSUMERS, capacity=4096, message_bytes_max=0)
