@@ -699,6 +699,85 @@ NIF(endpoint_drain)
     return endpoint_leave(endpoint, code ? error_of_code(env, code) : atom_ok);
 }
 
+/* ---- Figures ---- */
+
+struct figure {
+    const char *name;
+    uint64_t value;
+};
+
+/* A map. The peer is in it only if there is one. */
+static ERL_NIF_TERM map_of(ErlNifEnv *env, const struct figure *figures, size_t count, bool has_peer, uint32_t pid,
+                           uint32_t uid)
+{
+    ERL_NIF_TERM map = enif_make_new_map(env);
+    for (size_t i = 0; i < count; i++)
+        enif_make_map_put(env, map, enif_make_atom(env, figures[i].name), enif_make_uint64(env, figures[i].value), &map);
+    if (has_peer) {
+        enif_make_map_put(env, map, enif_make_atom(env, "peer_pid"), enif_make_uint(env, pid), &map);
+        enif_make_map_put(env, map, enif_make_atom(env, "peer_uid"), enif_make_uint(env, uid), &map);
+    }
+    return map;
+}
+
+#define FIGURE(name) {#name, info.name}
+#define COUNTERS FIGURE(messages), FIGURE(bytes), FIGURE(waits), FIGURE(sleeps), FIGURE(wakes_sent)
+#define MAP_OF(has_peer, pid, uid) map_of(env, figures, sizeof figures / sizeof *figures, has_peer, pid, uid)
+
+static ERL_NIF_TERM sender_info(ErlNifEnv *env, pelton_sender *sender)
+{
+    pelton_sender_info info = {.struct_bytes = sizeof info};
+    int code = pelton_sender_get_info(sender, &info);
+    struct figure figures[] = {COUNTERS, FIGURE(unreleased), FIGURE(unreleased_max), FIGURE(capacity),
+                               FIGURE(message_bytes_max)};
+    return code ? error_of_code(env, code) : MAP_OF(info.has_peer, info.peer_pid, info.peer_uid);
+}
+
+static ERL_NIF_TERM receiver_info(ErlNifEnv *env, pelton_receiver *receiver)
+{
+    pelton_receiver_info info = {.struct_bytes = sizeof info};
+    int code = pelton_receiver_get_info(receiver, &info);
+    struct figure figures[] = {COUNTERS, FIGURE(capacity), FIGURE(message_bytes_max)};
+    return code ? error_of_code(env, code) : MAP_OF(info.has_peer, info.peer_pid, info.peer_uid);
+}
+
+static ERL_NIF_TERM client_info(ErlNifEnv *env, pelton_client *client)
+{
+    pelton_client_info info = {.struct_bytes = sizeof info};
+    int code = pelton_client_get_info(client, &info);
+    struct figure figures[] = {FIGURE(request_bytes_max), FIGURE(services), FIGURE(in_flight), FIGURE(dropped),
+                               FIGURE(wakes_sent)};
+    return code ? error_of_code(env, code) : MAP_OF(info.has_peer, info.peer_pid, info.peer_uid);
+}
+
+static ERL_NIF_TERM service_info(ErlNifEnv *env, pelton_service *service)
+{
+    pelton_service_info info = {.struct_bytes = sizeof info};
+    int code = pelton_service_get_info(service, &info);
+    struct figure figures[] = {FIGURE(dropped), FIGURE(corrupt)};
+    return code ? error_of_code(env, code) : MAP_OF(false, 0, 0);
+}
+
+/* endpoint_info(Endpoint): a map of figures, or an error */
+NIF(endpoint_info)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    struct endpoint *endpoint = endpoint_at(env, argv[0], ANY_KIND & ~(1u << LISTENER), &result);
+    if (!endpoint)
+        return result;
+    /* The operation's thread uses the handle. */
+    if (atomic_load(&endpoint->is_in_operation))
+        return endpoint_leave(endpoint, error_of(env, atom_in_operation));
+    switch (endpoint->kind) {
+    case SENDER: result = sender_info(env, endpoint->handle.sender); break;
+    case RECEIVER: result = receiver_info(env, endpoint->handle.receiver); break;
+    case CLIENT: result = client_info(env, endpoint->handle.client); break;
+    default: result = service_info(env, endpoint->handle.service);
+    }
+    return endpoint_leave(endpoint, result);
+}
+
 NIF(responder_reply_large)
 {
     return nif_responder_reply(env, argc, argv);

@@ -24,7 +24,7 @@
     X(endpoint_cast, 2, 0) X(endpoint_cast_large, 2, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(endpoint_cancel, 2, 0) \
     X(endpoint_accept, 2, ERL_NIF_DIRTY_JOB_IO_BOUND) X(endpoint_wait_released, 2, ERL_NIF_DIRTY_JOB_IO_BOUND) \
     X(endpoint_resume, 2, ERL_NIF_DIRTY_JOB_IO_BOUND) X(endpoint_stream, 4, 0) \
-    X(endpoint_stream_large, 4, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(endpoint_drain, 1, 0) \
+    X(endpoint_stream_large, 4, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(endpoint_drain, 1, 0) X(endpoint_info, 1, 0) \
     X(responder_reply, 3, 0) X(responder_reply_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(responder_part, 2, 0) \
     X(responder_part_large, 2, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(responder_end, 1, 0) X(responder_is_cancelled, 1, 0) \
     X(responder_traceparent, 1, 0) \

@@ -21,7 +21,7 @@
 %% charge the process for it; then the process waits for a message of the runtime.
 -module(pelton).
 -export([open/2, open/3, accept/1, accept/2, close/1, send/2, send/3, wait_released/1, wait_released/2, recv/1, recv/2,
-         resume/1, resume/2, setopts/2, controlling_process/2, call/2, call/3, stream/4, stream/5, cast/2, drain/1,
+         resume/1, resume/2, setopts/2, controlling_process/2, info/1, call/2, call/3, stream/4, stream/5, cast/2, drain/1,
          reply/2, part/2, part/3, finish/1, fail/3, is_cancelled/1, traceparent/1, format_error/1]).
 -export_type([endpoint/0, responder/0, kind/0, option/0, send_option/0, reason/0, open_error/0]).
 
@@ -301,6 +301,22 @@ set(Endpoint, Options) ->
 controlling_process(Endpoint, Pid) ->
     case pelton_nif:endpoint_give(Endpoint, Pid) of
         busy -> erlang:yield(), controlling_process(Endpoint, Pid);
+        Result -> Result
+    end.
+
+%% @doc Returns the figures of an endpoint that is no listener, for metrics: the fields of `pelton_sender_info' and its
+%% like in `pelton.h', so of a sender or a receiver `messages', `bytes', `waits', `sleeps' and `wakes_sent' since its
+%% creation. Sizes are in bytes. `peer_pid' and `peer_uid' are there while a peer is connected. Does not wait. Errors:
+%% `closed'; `in_operation': {@link wait_released/2}, {@link resume/2} or an operation on a file uses the endpoint.
+%%
+%% ```
+%% {ok, Sender} = pelton:open(sender, "events", [{timeout, 5000}]),
+%% #{messages := Messages, unreleased := Waiting} = pelton:info(Sender).
+%% '''
+-spec info(endpoint()) -> #{atom() => non_neg_integer()} | {error, reason()}.
+info(Endpoint) ->
+    case pelton_nif:endpoint_info(Endpoint) of
+        busy -> erlang:yield(), info(Endpoint);
         Result -> Result
     end.
 

@@ -8,7 +8,7 @@
 -export([endpoint_open/4, endpoint_close/1, endpoint_send/4, endpoint_send_large/4, endpoint_receive/2, endpoint_set/4,
          endpoint_give/2, endpoint_accept/2, endpoint_wait_released/2, endpoint_resume/2, endpoint_call/4,
          endpoint_call_large/4, endpoint_stream/4, endpoint_stream_large/4, endpoint_cast/2, endpoint_cast_large/2,
-         endpoint_cancel/2, endpoint_drain/1,
+         endpoint_cancel/2, endpoint_drain/1, endpoint_info/1,
          responder_reply/3, responder_reply_large/3, responder_part/2, responder_part_large/2, responder_end/1,
          responder_is_cancelled/1, responder_traceparent/1, code_text/1]).
 -export_type([file/0, path/0, buffers/0, result/1, endpoint/0, responder/0, numbers/0]).
@@ -154,6 +154,9 @@ endpoint_stream_large(_Endpoint, _Data, _Traceparent, _Ref) -> not_loaded().
 
 -spec endpoint_drain(endpoint()) -> endpoint_result(ok).
 endpoint_drain(_Service) -> not_loaded().
+
+-spec endpoint_info(endpoint()) -> endpoint_result(#{atom() => non_neg_integer()}).
+endpoint_info(_Endpoint) -> not_loaded().
 
 -spec responder_part(responder(), iodata()) -> endpoint_result(ok).
 responder_part(_Responder, _Data) -> not_loaded().

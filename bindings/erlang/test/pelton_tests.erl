@@ -11,6 +11,7 @@ in_a_place_test_() ->
 tests() ->
     [{messages_come_whole_and_in_order, fun messages_come_whole_and_in_order/1},
      {a_message_has_the_traceparent_of_its_sender, fun a_message_has_the_traceparent_of_its_sender/1},
+     {an_endpoint_has_figures, fun an_endpoint_has_figures/1},
      {a_traced_message_waits_for_space, fun a_traced_message_waits_for_space/1},
      {a_request_has_the_traceparent_of_its_client, fun a_request_has_the_traceparent_of_its_client/1},
      {a_full_lane_makes_the_sender_wait, fun a_full_lane_makes_the_sender_wait/1},
@@ -134,6 +135,30 @@ a_message_has_the_traceparent_of_its_sender(Path) ->
     {Other, From} = channel(Path, [{traceparents, true}]),
     ok = pelton:send(From, "goes without it", [{traceparent, traceparent(5)}]),
     ?assertEqual({ok, <<"goes without it">>, undefined}, pelton:recv(Other)).
+
+an_endpoint_has_figures(Path) ->
+    {Receiver, Sender} = channel(Path, []),
+    [ok = pelton:send(Sender, "hello") || _ <- lists:seq(1, 3)],
+    Pid = list_to_integer(os:getpid()),
+    ?assertMatch(#{messages := 3, bytes := 15, unreleased := 3, capacity := 67108864, peer_pid := Pid},
+                 pelton:info(Sender)),
+    {ok, <<"hello">>} = pelton:recv(Receiver),
+    ?assertMatch(#{messages := 1, bytes := 5, wakes_sent := _, waits := _, sleeps := _}, pelton:info(Receiver)),
+    {ok, Service} = pelton:open(service, ["unix:", Path("service")]),
+    ?assertEqual(#{dropped => 0, corrupt => 0}, pelton:info(Service)),
+    Test = self(),
+    Caller = spawn_link(fun() ->
+        {ok, Client} = pelton:open(client, ["unix:", Path("service")], [{timeout, 30000}]),
+        Test ! {self(), pelton:info(Client)},
+        receive stop -> ok end
+    end),
+    ok = pelton:setopts(Service, [{active, true}]),
+    receive {Caller, Info} -> ?assertMatch(#{services := 1, in_flight := 0, peer_pid := Pid}, Info) end,
+    Caller ! stop,
+    ok = pelton:close(Sender),
+    ?assertEqual({error, closed}, pelton:info(Sender)),
+    {ok, Listener} = pelton:open(listener, ["unix:", Path("listener")]),
+    ?assertError(badarg, pelton:info(Listener)).
 
 a_traced_message_waits_for_space(Path) ->
     Name = ["path:", Path("channel")],
