@@ -2,7 +2,7 @@
 // Senders, receivers, and what makes them.
 
 const native = require('./native.js');
-const { checkCount, checkData, checkName, checkOptions, checkWait } = require('./check.js');
+const { checkCount, checkData, checkName, checkOptions, checkTraced, checkWait } = require('./check.js');
 const { Copies } = require('./copies.js');
 const { PeltonError, closedHandle, invalidType, timedOut, transferred } = require('./errors.js');
 const { Message } = require('./message.js');
@@ -85,17 +85,19 @@ function attached(token, wanted) {
 class Sender extends Endpoint {
   #trySend;
   #trySendMany;
+  #trySendTraced;
 
   constructor(endpoint) {
-    const [trySend, trySendMany, arm] = endpoint.functions();
+    const [trySend, trySendMany, trySendTraced, arm] = endpoint.functions();
     super(endpoint, arm, 'sender');
     this.#trySend = trySend;
     this.#trySendMany = trySendMany;
+    this.#trySendTraced = trySendTraced;
   }
 
   static async connect(name, options = {}) {
     checkName(name);
-    return new Sender(await opened(native.connectSender(name, checkOptions(options, 'connect')), options));
+    return new Sender(await opened(native.connectSender(name, checkOptions(options, 'connectSender')), options));
   }
 
   static async openPath(directory, options = {}) {
@@ -109,18 +111,23 @@ class Sender extends Endpoint {
     return new Sender(attached(token, 'sender'));
   }
 
-  trySend(data) {
+  #sendNow(data, traceparent) {
+    return typeof traceparent === 'string' ? this.#trySendTraced(data, traceparent) : this.#trySend(data);
+  }
+
+  trySend(data, options) {
     checkData(data);
+    if (options !== undefined) checkTraced(options);
     // Those that wait are first.
     if (this._waits.isWaiting) return false;
-    return this.#trySend(data);
+    return this.#sendNow(data, options?.traceparent);
   }
 
   send(data, options) {
     try {
       checkData(data);
       if (options !== undefined) {
-        checkWait(options);
+        checkTraced(options);
       } else if (this._waits.isFree && this.#trySend(data)) {
         this._waits.taken += 1;
         return DONE;
@@ -129,9 +136,10 @@ class Sender extends Endpoint {
       return Promise.reject(error);
     }
     const { length } = data;
+    const traceparent = options?.traceparent;
     const attempt = () => {
       if (data.length !== length) throw transferred('data');
-      return this.#trySend(data) ? null : undefined;
+      return this.#sendNow(data, traceparent) ? null : undefined;
     };
     return this._waits.wait(attempt, SPACE, options, () => data.length).then(() => undefined);
   }
@@ -214,7 +222,7 @@ class Receiver extends Endpoint {
 
   static async connect(name, options = {}) {
     checkName(name);
-    return new Receiver(await opened(native.connectReceiver(name, checkOptions(options, 'connect')), options));
+    return new Receiver(await opened(native.connectReceiver(name, checkOptions(options, 'connectReceiver')), options));
   }
 
   static async openPath(directory, options = {}) {
@@ -359,6 +367,10 @@ class Receiver extends Endpoint {
     } finally {
       message.release();
     }
+  }
+
+  get traceparent() {
+    return this._native.traceparent;
   }
 
   readable(options) {

@@ -4,6 +4,7 @@
 use crate::error::named;
 use napi::bindgen_prelude::*;
 use napi::sys;
+use pelton::Traceparent;
 use std::ffi::{CStr, c_void};
 use std::ptr;
 
@@ -118,6 +119,18 @@ impl<const N: usize> Arguments<N> {
         // SAFETY: as in `array`.
         unsafe { sys::napi_get_value_bool(self.env, self.values[index], &mut is_true) };
         is_true
+    }
+
+    /// A string that is a valid header `traceparent`; `None` for anything else.
+    pub fn traceparent(&self, index: usize) -> Option<Traceparent> {
+        // A valid one has 55 bytes; of a later version more may follow, which is of no use here.
+        let (mut text, mut length) = ([0_u8; 256], 0);
+        // SAFETY: as in `array`; so many bytes can be written.
+        let status = unsafe {
+            let target = text.as_mut_ptr().cast();
+            sys::napi_get_value_string_utf8(self.env, self.values[index], target, text.len(), &mut length)
+        };
+        if status == sys::Status::napi_ok { Traceparent::parse(&text[..length]) } else { None }
     }
 
     /// Puts an error at a place of an array.

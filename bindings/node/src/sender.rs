@@ -7,7 +7,7 @@ use crate::open::{Info, Token, tokens};
 use napi::bindgen_prelude::*;
 use napi::sys;
 use napi_derive::napi;
-use pelton::{Deadline, Sent};
+use pelton::{Deadline, Sent, Traceparent};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 /// How much `try_send_many` sends before the loop has another turn: a millisecond or so. A guess.
@@ -74,6 +74,23 @@ unsafe extern "C" fn try_send(env: sys::napi_env, info: sys::napi_callback_info)
     }
 }
 
+/// `trySendTraced(data, traceparent)`: as `trySend`, with a traceparent, if that is valid and the channel has them.
+unsafe extern "C" fn try_send_traced(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
+    // SAFETY: as `try_send`.
+    unsafe {
+        fast::call::<Handle<Sending>, bool, 2>(env, info, |handle, arguments| {
+            let data = arguments.bytes(0)?;
+            let mut endpoint = handle.borrow()?;
+            let sender = &mut endpoint.get()?.sender;
+            let sent = match arguments.traceparent(1) {
+                Some(traceparent) => sender.send_traced(data, traceparent, Deadline::Now),
+                None => sender.try_send(data),
+            };
+            Ok(sent.map_err(raise)? == Sent::Sent)
+        })
+    }
+}
+
 /// `trySendMany(messages, from)`: sends messages from the index `from` on, while there is space, and within the bounds
 /// of a turn. Returns the index of the first one not sent. An error after the first message comes again at the next
 /// call.
@@ -129,6 +146,7 @@ impl Sender {
             Ok(vec![
                 fast::function(env, c"trySend", &self.0, Some(try_send))?,
                 fast::function(env, c"trySendMany", &self.0, Some(try_send_many))?,
+                fast::function(env, c"trySendTraced", &self.0, Some(try_send_traced))?,
                 fast::function(env, c"wait", &self.0, Some(wait))?,
             ])
         }

@@ -240,6 +240,29 @@ test('notifications_arrive_and_deadlines_are_seen', options, async () => {
   }, { onError: () => {} });
 });
 
+test('a_call_has_its_traceparent_or_none', options, async () => {
+  const span = '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01';
+  let last;
+  await served(async (request) => {
+    last = request;
+    await turn();
+    return Buffer.from(`${request.traceparent}`);
+  }, async (client) => {
+    const call = async (given) => `${await client.call(Buffer.from('x'), given)}`;
+    assert.equal(await call({ traceparent: span }), span);
+    assert.equal(last.traceparent, null);
+    assert.equal(await call({ traceparent: span, idempotent: true, ...LIMIT }), span);
+    for (const traceparent of [null, 'none', `${span}0`]) assert.equal(await call({ traceparent }), 'null');
+    assert.equal(await call(), 'null');
+    for await (const part of client.stream(Buffer.from('x'), { traceparent: span })) assert.equal(`${part}`, span);
+    const many = await Promise.all(Array.from({ length: 3000 }, (_, i) =>
+      call(i % 3 === 0 ? undefined : { traceparent: span.replace('4736', `${i}`.padStart(4, '0')), ...LIMIT })));
+    many.forEach((found, i) => assert.equal(
+      found, i % 3 === 0 ? 'null' : span.replace('4736', `${i}`.padStart(4, '0'))));
+    await assert.rejects(client.call(Buffer.from('x'), { traceparent: 7 }), { code: 'ERR_INVALID_ARG_TYPE' });
+  });
+});
+
 test('the_death_of_a_service_fails_its_calls_and_the_death_of_a_client_aborts', options, async () => {
   const at = name();
   const child = program(`const service = pelton.Service.listen(argument);

@@ -170,6 +170,49 @@ test('a_message_in_place_has_its_bytes_until_it_is_released', options, async () 
   assert.equal(sender.info().unreleased, 0);
 });
 
+test('a_message_has_its_traceparent_or_none', options, async () => {
+  const span = '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01';
+  const { sender, receiver } = threads({ traced: true, capacity: 64 << 10 });
+  await sender.send(Buffer.from('plain'));
+  assert.ok(sender.trySend(Buffer.from('traced'), { traceparent: span }));
+  await sender.send(Buffer.from('traced too'), { traceparent: span, ...LIMIT });
+  for (const traceparent of [null, undefined, '', 'none', span.toUpperCase(), `${span}0`, '0'.repeat(1000)]) {
+    await sender.send(Buffer.from('invalid'), { traceparent });
+  }
+  await sender.sendMany([Buffer.from('many'), Buffer.from('many')]);
+  const found = [];
+  for (let i = 0; i < 12; i += 1) found.push([`${await receiver.recv(LIMIT)}`, receiver.traceparent]);
+  assert.deepEqual(found, [['plain', null], ['traced', span], ['traced too', span],
+    ...Array.from({ length: 7 }, () => ['invalid', null]), ['many', null], ['many', null]]);
+  for (const wrong of [7, {}, Buffer.from(span)]) {
+    await assert.rejects(sender.send(Buffer.from('x'), { traceparent: wrong }), { code: 'ERR_INVALID_ARG_TYPE' });
+    assert.throws(() => sender.trySend(Buffer.from('x'), { traceparent: wrong }), { code: 'ERR_INVALID_ARG_TYPE' });
+  }
+  // The largest ones: each waits for the one before, in order, and is woken.
+  const large = Buffer.alloc(sender.info().messageBytesMax, 'x');
+  const sends = Array.from({ length: 10 }, () => sender.send(large, { traceparent: span, ...LIMIT }));
+  for (let i = 0; i < 10; i += 1) {
+    const message = await receiver.peek(LIMIT);
+    assert.deepEqual([message.data.length, message.traceparent], [large.length, span]);
+    message.release();
+  }
+  await Promise.all(sends);
+  // As of recv, what was read ahead has none of another.
+  await sender.send(Buffer.from('one'), { traceparent: span });
+  await sender.send(Buffer.from('other'));
+  const traced = [];
+  sender.close();
+  for await (const _ of receiver) traced.push(receiver.traceparent);
+  assert.deepEqual(traced, [span, null]);
+
+  const other = threads();
+  other.sender.trySend(Buffer.from('without the option'), { traceparent: span });
+  assert.equal(`${await other.receiver.recv(LIMIT)}`, 'without the option');
+  assert.equal(other.receiver.traceparent, null);
+  await assert.rejects(Receiver.connect('a', { traced: true }), { code: 'ERR_OUT_OF_RANGE' });
+  assert.throws(() => threads({ traced: 1 }), { code: 'ERR_INVALID_ARG_TYPE' });
+});
+
 test('listen_connect_and_a_clean_end', options, async () => {
   const at = name();
   const listener = listen(at);
