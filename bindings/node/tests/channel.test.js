@@ -6,10 +6,9 @@ const { setImmediate: turn } = require('node:timers/promises');
 const test = require('node:test');
 const { Worker } = require('node:worker_threads');
 const { pipeline } = require('node:stream/promises');
-const { LIMIT, name, pelton, place, program, start, tool } = require('./support.js');
+const { LIMIT, name, options, pelton, place, program, start, tool } = require('./support.js');
 
 const { PeltonError, Receiver, Sender, gather, listen, threads } = pelton;
-const options = { timeout: 60_000 };
 const coded = (code) => (error) => error instanceof PeltonError && error.code === code;
 
 /** A sender detects the end of its peer within some messages. */
@@ -280,12 +279,16 @@ test('a_step_or_an_accept_without_descriptors_fails_and_loses_nothing', options,
     const accepting = listener.acceptReceiver({ timeout: 20000 }).catch((error) => error.code);
     const connecting = Sender.connect(argument.name, { timeout: 20000 });
     const taken = [];
-    try {
-      for (;;) taken.push(fs.openSync('/dev/null'));
-    } catch {}
+    const takeAll = () => {
+      try {
+        for (;;) taken.push(fs.openSync('/dev/null'));
+      } catch {}
+    };
     const codes = [];
-    for (const step of [sender.waitReleased(), file.flush(), accepting]) {
-      codes.push(await step.catch((error) => error.code));
+    for (const step of [() => sender.waitReleased(), () => file.flush(), () => accepting]) {
+      // Again, because the thread of an earlier step may have given its descriptor back since.
+      takeAll();
+      codes.push(await step().catch((error) => error.code));
     }
     console.log(codes.join());
     for (const fd of taken) fs.closeSync(fd);
@@ -296,7 +299,7 @@ test('a_step_or_an_accept_without_descriptors_fails_and_loses_nothing', options,
     await (await connecting).send(Buffer.from('accepted'));
     console.log(String(await receiver.recv()), String(await accepted.recv()));
     process.exit();`;
-  const child = program(text, { file: place(), name: name() }, 100);
+  const child = program(text, { file: place(), name: name() }, { descriptorsMax: 100 });
   assert.equal(await child.ended, 0);
   assert.equal(child.output(), 'system,system,system\nsent accepted\n');
 });
@@ -577,10 +580,75 @@ test('a_forgotten_message_is_released_with_one_warning', options, async () => {
     for (let i = 0; i < 100; i += 1) { sender.trySend(Buffer.alloc(1000)); receiver.tryPeek(); }
     while (sender.info().unreleased > 0) { gc(); await new Promise(setImmediate); receiver.tryRecv(); }
     console.log(warnings.join());`;
-  const head = `const pelton = require(${JSON.stringify(require.resolve(process.env.PELTON_PACKAGE ?? '..'))});`;
-  const child = start(process.execPath, ['--expose-gc', '-e', `${head}(async () => { ${text} })();`]);
+  const child = program(text, undefined, { flags: ['--expose-gc'] });
   assert.equal(await child.ended, 0);
   assert.equal(child.output().trim(), 'PeltonWarning');
+});
+
+// Messages and calls in one process, which prints what it has found.
+const EXCHANGE = `const turn = require('node:timers/promises').setImmediate;
+  const service = pelton.Service.listen(argument);
+  const running = service.run(async (request) => { during(); await turn(); return request.data; });
+  const client = await pelton.Client.connect(argument, { timeout: 20000 });
+  const { sender, receiver } = pelton.threads();
+  for (let i = 0; i < 150; i += 1) {
+    const data = Buffer.alloc(i * 400, i);
+    const waiting = receiver.recv();
+    during();
+    await sender.sendMany([data, Buffer.from(String(i))]);
+    const call = client.call(data);
+    during();
+    const found = [await waiting, await call];
+    if (!found.every((it) => it.equals(data))) console.log('other bytes');
+    const message = await receiver.peek();
+    during();
+    if (String(message.data) !== String(i)) console.log('another message');
+    message.release();
+  }
+  service.drain();
+  await running;
+  service.close();
+  client.close();
+  sender.close();`;
+
+test('collections_of_garbage_at_any_moment_lose_nothing', options, async () => {
+  const text = `const during = gc;
+    ${EXCHANGE}
+    // Endpoints that nobody has any more are closed by their collection.
+    const kept = (() => {
+      const [one, other] = [pelton.threads({ capacity: 1 << 16 }), pelton.threads()];
+      return { sender: one.sender, receiver: other.receiver };
+    })();
+    const ends = [];
+    for (const attempt of [() => kept.sender.trySend(Buffer.alloc(100)), () => kept.receiver.tryRecv()]) {
+      for (let end; end === undefined; await turn()) {
+        gc();
+        try {
+          attempt();
+        } catch (error) {
+          end = error.code;
+          ends.push(end);
+        }
+      }
+    }
+    console.log(ends.join());`;
+  const child = program(text, name(), { flags: ['--expose-gc'] });
+  assert.equal(await child.ended, 0);
+  assert.equal(child.output(), 'closed,closed\n');
+});
+
+test('a_debugger_and_a_profiler_disturb_nothing', options, async () => {
+  const text = `const session = new (require('node:inspector').Session)();
+    session.connect();
+    for (const what of ['Runtime.enable', 'Debugger.enable', 'Profiler.enable', 'Profiler.start']) session.post(what);
+    let count = 0;
+    session.on('Debugger.paused', () => { count += 1; });
+    const during = () => { debugger; };
+    ${EXCHANGE}
+    session.post('Profiler.stop', (error, { profile }) => console.log(error, profile.nodes.length > 0));`;
+  const child = program(text, name(), { flags: ['--inspect=127.0.0.1:0', '--inspect-publish-uid=http'] });
+  assert.equal(await child.ended, 0);
+  assert.equal(child.output(), 'null true\n');
 });
 
 test('a_kill_of_either_side_is_detected_and_its_successor_continues', options, async () => {
