@@ -12,6 +12,9 @@ const { Waits, opened } = require('./waits.js');
 /** How many messages are copied by one call of the addon. */
 const AHEAD = 1024;
 
+/** How many messages one call of the addon sends: `src/sender.rs`. */
+const CHUNK = 64;
+
 /** What a `send` without a wait returns. */
 const DONE = Promise.resolve();
 
@@ -154,13 +157,18 @@ class Sender extends Endpoint {
     let hasWaited = false;
     const attempt = () => {
       const before = sent;
+      const end = Math.min(sent + AHEAD, list.length);
       // A transferred one has no bytes any more.
-      const end = hasWaited ? Math.min(sent + AHEAD, list.length) : 0;
-      for (let index = sent; index < end; index += 1) {
+      for (let index = sent; hasWaited && index < end; index += 1) {
         if (list[index].length !== lengths[index]) throw transferred('a message');
       }
       hasWaited = true;
-      sent = this.#trySendMany(list, sent);
+      for (let isMore = true; isMore && sent < end;) {
+        const chunk = list.slice(sent, Math.min(sent + CHUNK, end));
+        const count = this.#trySendMany(...chunk);
+        sent += count;
+        isMore = count === chunk.length;
+      }
       this._waits.taken += (sent - before) / 4;
       return sent > before || sent === list.length ? sent : undefined;
     };
