@@ -46,7 +46,7 @@ export interface ConnectOptions extends LaneOptions, WaitOptions {}
 
 /** Options of `openPath`. `timeout` is how long to wait for the channel, for its role, and for a peer: else 0. */
 export interface PathOptions extends ConnectOptions, TracedOptions {
-  /** Creates the channel if it does not exist: only then the options of its sizes, `lanes` and `traced` may be given. */
+  /** Creates the channel if it does not exist. Only then its sizes, `lanes` and `traced` may be given. */
   create?: boolean | undefined;
   /** The permissions of the directory. */
   mode?: number | undefined;
