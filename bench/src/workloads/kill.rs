@@ -16,6 +16,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use procfs::process::Process;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -248,9 +249,9 @@ impl Sides<'_> {
 
 /// Whether one of its threads is runnable, or waits for memory.
 fn is_runnable(pid: u32) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let states = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
-    states.into_iter().any(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['R', 'D'])))
+    let tasks = Process::new(pid as i32).and_then(|process| process.tasks());
+    let states = tasks.into_iter().flatten().flatten().filter_map(|task| task.stat().ok());
+    states.into_iter().any(|stat| matches!(stat.state, 'R' | 'D'))
 }
 
 fn read_notice(line: &str) -> Result<Notice> {

@@ -5,7 +5,6 @@
 //! again.
 
 use std::{
-    fs,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
@@ -13,6 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use procfs::process::Process;
 
 use crate::{
     endpoints::{Receiving, Sending, THERE, Transport},
@@ -122,11 +122,9 @@ struct ThreadState {
 impl ThreadState {
     /// Reads the state of this process's thread of that number; None if it cannot be read.
     fn read(task: i32) -> Option<ThreadState> {
-        let read = |name: &str| fs::read_to_string(format!("/proc/self/task/{task}/{name}")).ok();
-        // After its name, which may have any bytes.
-        let state = read("stat")?.rsplit_once(") ")?.1.chars().next()?;
-        let on_cpu_ns = read("schedstat")?.split_whitespace().next()?.parse().ok()?;
-        Some(ThreadState { sleeps: state == 'S', on_cpu_ns })
+        let task = Process::myself().ok()?.task_from_tid(task).ok()?;
+        let on_cpu_ns = task.schedstat().ok()?.sum_exec_runtime;
+        Some(ThreadState { sleeps: task.stat().ok()?.state == 'S', on_cpu_ns })
     }
 }
 
@@ -154,15 +152,12 @@ fn count_until_stopped(sent: &AtomicU64, done: &AtomicBool, state: impl Fn() -> 
 /// Resident memory of these processes, in bytes; a page that several of them share counts once. Program text is left
 /// out: other processes of the same program, or the kernel's eviction, would change the figure.
 pub fn resident_bytes(pids: &[u32]) -> Result<u64> {
-    let one = |pid: &u32| {
-        let path = format!("/proc/{pid}/smaps_rollup");
-        let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-        let kilobytes = |name: &str| -> Result<u64> {
-            let found = text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"));
-            Ok(found.with_context(|| format!("no {name} in {path}"))?.trim().parse()?)
-        };
+    let one = |pid: &u32| -> Result<u64> {
+        let all = Process::new(*pid as i32)?.smaps_rollup()?.memory_map_rollup;
         // Anonymous memory and shared memory: memfds, and files in /dev/shm.
-        Ok((kilobytes("Pss_Anon:")? + kilobytes("Pss_Shmem:")?) * 1024)
+        let bytes = |name: &str| all.iter().find_map(|map| map.extension.map.get(name));
+        let found = bytes("Pss_Anon").zip(bytes("Pss_Shmem"));
+        found.map(|(own, shared)| own + shared).context("no Pss_Anon and Pss_Shmem in smaps_rollup: take Linux 5.4")
     };
     pids.iter().map(one).sum()
 }
