@@ -16,13 +16,13 @@ use procfs::process::Process;
 
 use crate::{
     endpoints::{Receiving, Sending, THERE, Transport},
-    parameters::{Job, Role},
+    parameters::{Job, Role, word},
     payload::{Payloads, WARM_UP, expected, number, whole},
-    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan, Setting},
+    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan},
     record::{Column, Run},
     run::deadline,
     side::{PassReport, Section, check_bytes, passes, say},
-    sides::Sides,
+    sides::{Interrupts, Sides},
 };
 
 /// The resident memory of a channel whose receiver reads nothing while the sender sends
@@ -43,13 +43,9 @@ impl Options for Memory {
     fn plan(&self, common: &Common) -> Result<Plan> {
         common.no_seconds(Self::NAME)?;
         common.one_size(Self::NAME)?;
-        let defaults = Defaults {
-            workload: Self::NAME,
-            sleeps: true,
-            systems: "pelton,pelton-path,pipe,sock-stream,sock-seqpacket",
-            ..ONE_WAY
-        };
-        let plan = common.plan(&defaults, |_| 100_000)?;
+        let defaults =
+            Defaults { sleeps: true, systems: "pelton,pelton-path,pipe,sock-stream,sock-seqpacket", ..ONE_WAY };
+        let plan = common.plan::<Self>(defaults, |_| 100_000)?;
         Ok(Plan { passes: Passes::One, figure: Some("backlog_resident_bytes"), columns: vec![COLUMNS], run, ..plan })
     }
 }
@@ -108,7 +104,7 @@ pub fn part<T: Transport>(job: &Job) -> Result<()> {
                 section.end(bytes)
             })
         }
-        role => bail!("the {} has no part in this", role.name()),
+        role => bail!("the {} has no part in this", word(role)),
     }
 }
 
@@ -163,10 +159,10 @@ pub fn resident_bytes(pids: &[u32]) -> Result<u64> {
 }
 
 /// Memory without messages, with the backlog, and after all were received.
-fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
-    let mut sides = Sides::new(setting.interrupts, deadline(job));
+fn run(job: &Job, interrupts: &Interrupts) -> Result<Run> {
+    let mut sides = Sides::new(interrupts, deadline(job));
     let (receiver, sender) = (0, 1);
-    sides.start_both(job, setting.cpus)?;
+    sides.start_both(job)?;
     let resident = |sides: &Sides<'_>| resident_bytes(&sides.pids());
     let before = resident(&sides)?;
     sides.order_go(sender)?;
@@ -208,39 +204,5 @@ mod tests {
         };
         assert_eq!(count_until_stopped(&sent, &done, starved), 9);
         assert!(polls.load(Ordering::Relaxed) > 5, "it was polled while it made no progress");
-    }
-
-    #[test]
-    fn a_sleeping_thread_and_a_working_one_are_distinguished() {
-        let own = rustix::thread::gettid().as_raw_nonzero().get();
-        let before = ThreadState::read(own).unwrap();
-        assert!(!before.sleeps, "it runs");
-        let (announce, announced) = std::sync::mpsc::channel();
-        let (end, ends) = std::sync::mpsc::channel::<()>();
-        let sleeper = thread::spawn(move || {
-            announce.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
-            ends.recv().unwrap_err();
-        });
-        let other = announced.recv().unwrap();
-        let until = Instant::now() + Duration::from_secs(60);
-        while !ThreadState::read(other).unwrap().sleeps {
-            assert!(Instant::now() < until, "it never sleeps");
-            thread::yield_now();
-        }
-        drop(end);
-        sleeper.join().unwrap();
-        while ThreadState::read(own).unwrap().on_cpu_ns == before.on_cpu_ns {
-            assert!(Instant::now() < until, "its CPU time does not grow");
-        }
-    }
-
-    #[test]
-    fn memory_that_is_written_to_is_resident() {
-        let own = [std::process::id()];
-        let before = resident_bytes(&own).unwrap();
-        let kept = std::hint::black_box(vec![1u8; 64 << 20]);
-        let after = resident_bytes(&own).unwrap();
-        // Other tests of this process may free some memory meanwhile.
-        assert!(after > before + (32 << 20), "{before} {after} {}", kept.len());
     }
 }
