@@ -18,6 +18,7 @@
 
 extern crate alloc;
 
+mod broadcast;
 mod consumer;
 mod edges;
 mod error;
@@ -29,6 +30,11 @@ mod memory;
 mod producer;
 mod sleep;
 
+pub use broadcast::{
+    BROADCAST_SIGNATURE, BROADCAST_TEXT, BroadcastConsumer, BroadcastMemory, BroadcastPage, BroadcastProducer,
+    CURSORS_MAX, Copied, CursorLoss, CursorPage, Holder, Joined, MAGIC_BROADCAST, MAGIC_CURSOR, Policy, StartFrom,
+    seq_of,
+};
 pub use consumer::{Chunk, Consumer, Cursor, Record, Scan, Ticket, find_end, scan, truncate};
 #[doc(hidden)]
 pub use edges::failpoint;
