@@ -1,4 +1,4 @@
-//! Measures a broadcast lane between threads, beside a plain lane: messages a second of the sender, which waits for all.
+//! Measures a broadcast lane between threads, beside a plain lane: the messages that the sender commits in a second.
 //!
 //!     cargo run --release -p pelton-lane --example broadcast -- [RECEIVERS] [BYTES] [gate|lag]
 //!

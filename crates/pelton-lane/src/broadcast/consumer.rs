@@ -64,8 +64,8 @@ impl BroadcastConsumer {
     /// [`LaneError::Corrupt`] if the place lies outside the data, or the slot does not exist.
     ///
     /// # Safety
-    /// `memory` and `page` stay mapped, the page writable, as long as this and its sleeper live. Nothing else writes the
-    /// page. The policy is the one that this side has written there.
+    /// `memory` and `page` stay mapped, the page writable, as long as this and its sleeper live. Nothing else writes
+    /// the page. The policy is the one that this side has written there.
     pub unsafe fn attach(
         memory: BroadcastMemory,
         page: NonNull<CursorPage>,
@@ -282,7 +282,7 @@ impl BroadcastConsumer {
         loop {
             tries += 1;
             let word = self.producer().last.load(KEEP.load()); // [keep]
-            // 0: no message since the first consumer of the newest message joined, and none before that was still there.
+            // 0: no message since the first consumer of this policy joined, and none before that was still there.
             if word == 0 {
                 return Ok(None);
             }

@@ -212,6 +212,7 @@ impl BroadcastProducer {
     }
 
     /// Lets a consumer join, whose page its side has just created. `None`: the lane has [`CURSORS_MAX`] consumers.
+    /// Abort a reservation that is written in place before: the consumer may read that space.
     ///
     /// # Errors
     /// [`LaneError::Corrupt`] if the page has no policy.

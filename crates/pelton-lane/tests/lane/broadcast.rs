@@ -320,7 +320,7 @@ fn a_stopped_gate_holds_the_lane_and_a_stopped_laggard_does_not() {
     }
     let mut buffer = Vec::new();
     let Some(Copied::Missed(missed)) = lagging.copy(&mut buffer).unwrap() else { panic!("it was passed") };
-    assert_eq!(missed, producer.kept() - 1, "it is told exactly");
+    assert_eq!(missed, producer.kept() - 1, "the exact number");
     assert!(missed < 1000 && 1000 - missed >= 1024 / record_bytes(100), "its slack is still there: {missed}");
     for number in missed..1000 {
         assert_eq!(lagging.copy(&mut buffer).unwrap(), Some(Copied::Message));
@@ -340,7 +340,7 @@ fn a_stopped_gate_holds_the_lane_and_a_stopped_laggard_does_not() {
 }
 
 #[test]
-fn history_and_the_newest_message_wait_for_those_who_join() {
+fn history_and_the_newest_message_are_there_for_later_consumers() {
     let lane = Broadcast::new(8192);
     let mut producer = lane.producer();
     producer.set_window(1024);

@@ -1,4 +1,4 @@
-//! A broadcast lane under loom: a consumer that is passed, one that gates, one that leaves, and who wakes whom.
+//! A broadcast lane under loom: a consumer that is passed, one that gates, one that leaves, and wake-ups.
 //! `lane.rs` says how the models run.
 
 use crate::lane::{Doorbell, heavy, model, sleep_model};
@@ -110,15 +110,16 @@ fn lap_overrun_a_message_that_is_overwritten_is_not_delivered() {
 /// [keep]: a consumer that was passed finds, at the place where it goes on, no record of an earlier lap.
 #[test]
 fn keep_a_consumer_that_was_passed_goes_on_at_a_whole_place() {
-    model(3, || {
+    model(2, || {
         let lane = Lane::new([LAG; 2]);
         let mut producer = lane.producer(true);
         let mut consumer = lane.join(&mut producer, 0, true);
         for n in 1..=3u8 {
             assert_eq!(publish(&mut producer, &[n; 24]), Some(0));
         }
+        // The sixth needs space again. So it moves `kept` to a place where the third message's header stood.
         let sender = thread::spawn(move || {
-            for n in 4..=5u8 {
+            for n in 4..=6u8 {
                 assert_eq!(publish(&mut producer, &[n; 24]), Some(0));
             }
         });
@@ -130,7 +131,7 @@ fn keep_a_consumer_that_was_passed_goes_on_at_a_whole_place() {
 /// [keep]: the newest message is whole, also while the next one overwrites it.
 #[test]
 fn keep_lap_overrun_the_newest_message_is_whole() {
-    model(3, || {
+    model(2, || {
         let lane = Lane::new([Policy::Latest; 2]);
         let mut producer = lane.producer(true);
         let mut consumer = lane.join(&mut producer, 0, true);
