@@ -1,6 +1,6 @@
 //! The consumer's side of a broadcast lane: a cursor that is a number, and a check of `kept` after each copy.
 
-use super::pages::{BroadcastPage, CursorPage, NUMBER_MAX, Policy, seq_of};
+use super::pages::{BroadcastPage, CURSORS_MAX, CursorPage, NUMBER_MAX, Policy, seq_of};
 use super::producer::{BroadcastMemory, Joined};
 use crate::consumer::{Record, record_at};
 use crate::edges::{CLOSE, KEEP, PUBLISH, RELEASE, failpoint};
@@ -77,7 +77,7 @@ impl BroadcastConsumer {
         let Joined { slot, number, place, skip } = joined;
         place.check("place of the first message", memory.data.capacity())?;
         let is_number = number > 0 && number <= NUMBER_MAX && place.seq == seq_of(number);
-        if slot as usize >= super::CURSORS_MAX || !is_number {
+        if slot as usize >= CURSORS_MAX || !is_number {
             return Err(LaneError::Corrupt { what: "slot or number", found: slot.into(), wanted: place.seq.into() });
         }
         let consumer = BroadcastConsumer {
