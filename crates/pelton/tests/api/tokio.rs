@@ -4,7 +4,7 @@
 use crate::support::TestDir;
 use pelton::file::{EngineOptions, File, Open, Operation};
 use pelton::tokio::{AsyncClient, AsyncEngine, AsyncReceiver, AsyncSender, AsyncService};
-use pelton::{Deadline, Error, Options, Outcome, Traceparent};
+use pelton::{Error, Options, Outcome, Traceparent};
 use std::future::Future;
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
