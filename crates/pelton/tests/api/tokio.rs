@@ -46,7 +46,7 @@ fn both_sides_sleep_and_wake_and_lose_nothing() {
 }
 
 fn traceparent(n: u32) -> Traceparent {
-    Traceparent::parse(&format!("00-{:032x}-{:016x}-01", n + 1, n + 1)).unwrap()
+    Traceparent::parse(format!("00-{:032x}-{:016x}-01", n + 1, n + 1)).unwrap()
 }
 
 #[test]
