@@ -4,7 +4,7 @@
 use crate::support::TestDir;
 use pelton::file::{EngineOptions, File, Open, Operation};
 use pelton::tokio::{AsyncClient, AsyncEngine, AsyncReceiver, AsyncSender, AsyncService};
-use pelton::{Deadline, Error, Options, Outcome, Traceparent};
+use pelton::{Error, Options, Outcome, Traceparent};
 use std::future::Future;
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
@@ -46,7 +46,7 @@ fn both_sides_sleep_and_wake_and_lose_nothing() {
 }
 
 fn traceparent(n: u32) -> Traceparent {
-    Traceparent::parse(&format!("00-{:032x}-{:016x}-01", n + 1, n + 1)).unwrap()
+    Traceparent::parse(format!("00-{:032x}-{:016x}-01", n + 1, n + 1)).unwrap()
 }
 
 #[test]
