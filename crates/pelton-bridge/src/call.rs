@@ -212,7 +212,7 @@ impl Shared {
             return End::Returned(format!("the request was not sent: {error}"));
         }
         let mut progress = Progress { shared: self, control: None, errors: Bytes::new() };
-        let mut heard = Instant::now();
+        let mut last_sign = Instant::now();
         let mut checks = interval(CANCEL_INTERVAL);
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -222,7 +222,7 @@ impl Shared {
                     if let Some(end) = progress.take(message, request, parts).await {
                         return end;
                     }
-                    heard = Instant::now();
+                    last_sign = Instant::now();
                 }
                 _ = checks.tick() => {
                     if request.responder().is_cancelled() {
@@ -230,7 +230,7 @@ impl Shared {
                         return End::Cancelled;
                     }
                     let limit = if progress.control.is_some() { SILENCE_MAX } else { self.timeout };
-                    if heard.elapsed() > limit {
+                    if last_sign.elapsed() > limit {
                         progress.cancel().await;
                         return End::Lost(format!("no reply and no sign of life of {} for {limit:?}", self.subject));
                     }

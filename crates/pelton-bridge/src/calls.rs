@@ -11,9 +11,12 @@
 //! | | `Pelton-Reply: end N` | none: the end, after N parts |
 //! | | `Pelton-Reply: error` | the bytes of the failure that follows |
 //! | | `Nats-Service-Error`, `Nats-Service-Error-Code` | none: the end, a failure |
-//! | | ... and `Pelton-Reply: abandoned`, `lost`, `returned` | the service dropped the call; is gone; has not begun it |
+//! | | ... and `Pelton-Reply: abandoned` | the service dropped the call |
+//! | | ... and `Pelton-Reply: lost` | the service is gone |
+//! | | ... and `Pelton-Reply: returned` | nobody has begun the call |
 //!
-//! At most `WINDOW` parts are in flight: the caller acknowledges them. A lost message leaves a gap, which ends the call.
+//! At most `WINDOW` parts are in flight: the caller acknowledges them. A lost message leaves a gap, which ends the
+//! call.
 
 use async_nats::{Client, HeaderMap, Message, Subject};
 use futures_util::StreamExt as _;

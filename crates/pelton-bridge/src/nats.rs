@@ -16,6 +16,10 @@ use std::{
     hash::{BuildHasher as _, RandomState},
     io,
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 use tokio::{
@@ -156,12 +160,17 @@ impl ServerArgs {
         let (connected, connections) = watch::channel(0);
         let deadline = Instant::now() + self.connect_timeout;
         loop {
-            let connected = connected.clone();
+            let (connected, is_failing) = (connected.clone(), Arc::new(AtomicBool::new(false)));
             let options = self.options().await?.event_callback(move |event| {
-                let connected = connected.clone();
+                let (connected, is_failing) = (connected.clone(), is_failing.clone());
                 async move {
                     match event {
-                        Event::Connected => connected.send_modify(|count| *count += 1),
+                        Event::Connected => {
+                            is_failing.store(false, Relaxed);
+                            connected.send_modify(|count| *count += 1);
+                        }
+                        // Each attempt to connect again fails so; one report is enough.
+                        Event::ClientError(_) if is_failing.swap(true, Relaxed) => {}
                         Event::Disconnected => report("disconnected from NATS; the bridge connects again"),
                         Event::SlowConsumer(_) | Event::Draining | Event::Closed => {}
                         other => report(format_args!("NATS: {other}")),

@@ -30,6 +30,8 @@ use tokio::{
 
 /// A caller that acknowledges no part for so long is gone.
 const ACK_WAIT: Duration = Duration::from_secs(30);
+/// How long a server that does not answer is waited for.
+const FLUSH_TIME: Duration = Duration::from_secs(2);
 /// The longest text of a failure in a header.
 const TEXT_CHARS_MAX: usize = 200;
 
@@ -86,8 +88,8 @@ pub async fn run(args: &ServeArgs, stop: &Stop) -> Result<(), Failure> {
             }
         }
         let mut endpoint = service.endpoint(&args.subject).await.map_err(refused)?;
-        // The server has the subscription: who reads the report can call.
-        let _ = client.flush().await;
+        // The server has the subscription: a call after the report arrives.
+        flush(&client).await;
         report(format_args!("serve: {} as {}", args.service, args.subject));
         let failure = loop {
             tokio::select! {
@@ -111,12 +113,17 @@ pub async fn run(args: &ServeArgs, stop: &Stop) -> Result<(), Failure> {
         }
         shared.local.forget().await;
     };
-    let _ = client.flush().await;
+    flush(&client).await;
     report(format_args!("serve: takes no more calls; {} are in flight", calls.len()));
     let _ = tokio::time::timeout(DRAIN_TIME, async { while calls.join_next().await.is_some() {} }).await;
     let _ = service.stop().await;
-    let _ = client.flush().await;
+    flush(&client).await;
     Err(failure)
+}
+
+/// Waits until the server has everything that was said, if it answers in time.
+async fn flush(client: &Client) {
+    let _ = tokio::time::timeout(FLUSH_TIME, client.flush()).await;
 }
 
 /// One call.
@@ -190,7 +197,7 @@ impl Call<'_> {
     }
 
     async fn relay(&mut self, mut call: AsyncCall, reply: &Subject, mut control: Option<Inbox>) {
-        let (mut acknowledged, mut heard) = (0, Instant::now());
+        let (mut acknowledged, mut last_sign) = (0, Instant::now());
         let mut signs = interval(SIGN_INTERVAL);
         signs.set_missed_tick_behavior(MissedTickBehavior::Delay);
         signs.reset();
@@ -210,7 +217,7 @@ impl Call<'_> {
                         let text = std::str::from_utf8(text).ok();
                         let number = text.and_then(|text| text.strip_prefix("ack ")?.parse().ok());
                         acknowledged = number.filter(|number| *number <= self.parts).unwrap_or(acknowledged);
-                        heard = Instant::now();
+                        last_sign = Instant::now();
                     }
                 },
                 completion = call.next(), if is_open => {
@@ -219,7 +226,7 @@ impl Call<'_> {
                     }
                 }
                 _ = signs.tick() => {
-                    if !is_open && heard.elapsed() > ACK_WAIT {
+                    if !is_open && last_sign.elapsed() > ACK_WAIT {
                         return;
                     }
                     if control.is_some() {

@@ -277,7 +277,7 @@ impl World {
         let pause = |random: &mut Random, most| thread::sleep(Duration::from_millis(random.below(most)));
         let (bridge, server) = (random.below(2) as usize, random.below(self.servers.len() as u64) as usize);
         match random.below(13) {
-            0..2 => {
+            fault @ 0..3 if fault < 2 || self.servers.len() == 1 => {
                 let server = &mut self.servers[server];
                 server.process.kill();
                 pause(random, 300);
@@ -285,10 +285,7 @@ impl World {
                 server.wait_until_up();
                 "server killed"
             }
-            2 => {
-                if self.servers.len() == 1 {
-                    return "nothing";
-                }
+            0..3 => {
                 // One is cut off from the others, perhaps the leader; the bridges reach it.
                 let routes = || self.routes.iter().filter(|(from, to, _)| *from == server || *to == server);
                 routes().for_each(|(_, _, proxy)| proxy.state.is_held.store(true, SeqCst));

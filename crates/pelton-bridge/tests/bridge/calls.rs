@@ -28,11 +28,11 @@ struct State {
 }
 
 impl Serving {
-    fn start(name: &str, who: &'static str) -> Serving {
+    fn start(name: &str, host: &'static str) -> Serving {
         let mut service = Service::listen(name).unwrap();
         let (stopper, state) = (service.stopper(), Arc::new(State::default()));
         let shared = state.clone();
-        let thread = std::thread::spawn(move || service.run(4, |request| answer(request, who, &shared)).unwrap());
+        let thread = std::thread::spawn(move || service.run(4, |request| answer(request, host, &shared)).unwrap());
         Serving { stopper, thread: Some(thread), state }
     }
 }
@@ -45,13 +45,13 @@ impl Drop for Serving {
     }
 }
 
-fn answer(request: Request<'_>, who: &str, state: &State) {
+fn answer(request: Request<'_>, host: &str, state: &State) {
     state.begun.fetch_add(1, SeqCst);
     let (text, mut request) = request.into_parts();
     let text = String::from_utf8(text).unwrap();
     let _ = match text.split_once(' ').unwrap_or((&text, "")) {
         ("echo", text) => request.reply(text.as_bytes()),
-        ("who", _) => request.reply(who.as_bytes()),
+        ("host", _) => request.reply(host.as_bytes()),
         ("fail", text) => request.fail(70_000, text.as_bytes()),
         ("large", _) => request.reply(&[0; 100_000]),
         ("drop", _) => Ok(()),
@@ -76,7 +76,7 @@ fn answer(request: Request<'_>, who: &str, state: &State) {
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }
-            request.reply(who.as_bytes())
+            request.reply(host.as_bytes())
         }
         (other, _) => panic!("{other}"),
     };
@@ -122,7 +122,7 @@ fn failed(client: &mut Client, request: &str, code: u32, words: &str) {
 
 #[test]
 fn a_service_of_another_machine_looks_like_a_local_one() {
-    let Some(place) = Place::new(&[]) else { return };
+    let Some(mut place) = Place::new(&[]) else { return };
     let (_call, mut client) = place.call("there", &[]);
     // Reported by the server, not by a time-out.
     failed(&mut client, "echo x", 503, "no service replies on svc.test");
@@ -185,6 +185,18 @@ fn a_service_of_another_machine_looks_like_a_local_one() {
     let (code, errors) = serve.wait();
     assert_eq!(code, Some(143), "{errors}");
     refused(place.calling_itself(), 2, &["call itself"]);
+
+    // A bridge ends, whether or not there is a server.
+    let (mut there, _client) = place.call("again", &[]);
+    let mut serve = place.serve("here");
+    place.server.process.kill();
+    serve.says("disconnected");
+    for running in [&mut serve, &mut there] {
+        running.signal(Signal::TERM);
+        let (code, errors) = running.wait();
+        assert_eq!(code, Some(143), "{errors}");
+        assert!(errors.matches("client error").count() <= 1, "{errors}");
+    }
 }
 
 impl Place {
@@ -219,9 +231,9 @@ fn a_local_service_is_preferred_while_there_is_one() {
     let _serve = place.serve("far");
     let local = place.name("near");
     let (_call, mut client) = place.call("name", &["--prefer-local", &local]);
-    assert_eq!(text(&mut client, "who").unwrap(), "far");
+    assert_eq!(text(&mut client, "host").unwrap(), "far");
     let near = Serving::start(&local, "near");
-    eventually("the local service to be found", || text(&mut client, "who").unwrap() == "near");
+    eventually("the local service to be found", || text(&mut client, "host").unwrap() == "near");
     let before = far.state.begun.load(SeqCst);
     assert_eq!(text(&mut client, "echo x").unwrap(), "x");
     failed(&mut client, "fail why", 70_000, "why");
@@ -232,5 +244,5 @@ fn a_local_service_is_preferred_while_there_is_one() {
     assert_eq!(client.completion_of(call).unwrap().outcome(), Outcome::End);
     assert_eq!(far.state.begun.load(SeqCst), before);
     drop(near);
-    assert_eq!(text(&mut client, "who").unwrap(), "far");
+    assert_eq!(text(&mut client, "host").unwrap(), "far");
 }
