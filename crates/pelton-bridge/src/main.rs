@@ -1,16 +1,20 @@
-//! `pelton-bridge`: carries a channel over NATS JetStream, without loss or duplicates.
+//! `pelton-bridge`: carries channels over NATS JetStream, without loss or duplicates, and calls over NATS.
 //!
 //! `outward` takes messages from a channel and publishes them; `inward` takes messages of a stream into a channel.
+//! `serve` offers a local service as one of NATS, `call` one of NATS as a local one; `calls` has what both need.
 //! Beside them: `wire`, what a bridge writes into a NATS message; `position`, the file that says what of a stream
 //! is in a channel; `nats`, the connection and the stream's settings; `channel`, the endpoints; `stop`, signals.
 //!
 //! The NATS client runs on a thread of its own. The main thread carries messages and may wait for the channel.
 
+mod call;
+mod calls;
 mod channel;
 mod inward;
 mod nats;
 mod outward;
 mod position;
+mod serve;
 mod stop;
 mod wire;
 
@@ -46,6 +50,12 @@ enum Command {
     /// Take the messages of a stream into a channel
     #[command(after_help = EXIT_CODES)]
     In(inward::InArgs),
+    /// Offer a local service to other machines, as a service of NATS
+    #[command(after_help = EXIT_CODES)]
+    Serve(serve::ServeArgs),
+    /// Offer a service of NATS to local clients, as a local service
+    #[command(after_help = EXIT_CODES)]
+    Call(call::CallArgs),
 }
 
 /// Prints a line on standard error.
@@ -97,6 +107,8 @@ fn run(command: &Command) -> Result<(), Failure> {
         match command {
             Command::Out(args) => outward::run(args, &stop).await,
             Command::In(args) => inward::run(args, &stop).await,
+            Command::Serve(args) => serve::run(args, &stop).await,
+            Command::Call(args) => call::run(args, &stop).await,
         }
     });
     // Requests that nobody awaits any more.

@@ -2,9 +2,9 @@
 
 use crate::{report, stop::Stop};
 use async_nats::{
-    Client, ConnectErrorKind, ConnectOptions, Event,
+    Client, ConnectError, ConnectErrorKind, ConnectOptions, Event,
     jetstream::{
-        Context, ErrorCode,
+        self, Context, ErrorCode,
         context::{ContextBuilder, CreateStreamErrorKind, GetStreamErrorKind},
         stream::{Config, DiscardPolicy, Info, RetentionPolicy, StorageType},
     },
@@ -12,35 +12,39 @@ use async_nats::{
 use clap::Args;
 use pelton_cli::failure::Failure;
 use std::{
+    error::Error as _,
     hash::{BuildHasher as _, RandomState},
+    io,
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    sync::watch,
+    time::Instant,
+};
 
 /// The longest pause between two attempts to connect. A guess: a server that comes back finds its bridges soon.
 const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(2);
 /// Limit of a request to the server. A publish without an acknowledgement is repeated after this time; a reconnection
 /// repeats it earlier.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest answer of a server's monitoring that is read.
+const MONITOR_BYTES_MAX: u64 = 1 << 20;
 /// A stream that is not found, or that has gone back, may be a server that is still starting.
 pub const SETTLE_TIME: Duration = Duration::from_secs(10);
 
-/// Options of every command.
+/// Options of every command: the servers, and the secrets.
 #[derive(Args, Clone)]
-pub struct NatsArgs {
+pub struct ServerArgs {
     /// A server of NATS; repeatable, or several with commas: the bridge uses any of them
     #[arg(long = "nats", value_name = "URL", value_delimiter = ',', default_value = "nats://127.0.0.1:4222")]
     urls: Vec<String>,
-    /// The JetStream stream
-    #[arg(long, value_name = "NAME")]
-    pub stream: String,
-    /// Create the stream if there is none: in files, without limits, with --require-replicas replicas or one
-    #[arg(long)]
-    create: bool,
-    /// The JetStream domain, behind a leaf node
-    #[arg(long, value_name = "NAME")]
-    domain: Option<String>,
     /// A credentials file of NATS: a JWT and its seed
     #[arg(long, value_name = "FILE")]
     creds: Option<PathBuf>,
@@ -68,15 +72,35 @@ pub struct NatsArgs {
     /// Fail if no server accepts the first connection in this time; later, the bridge connects again for ever
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "10")]
     connect_timeout: Duration,
+}
+
+/// Options of the commands that use a stream.
+#[derive(Args, Clone)]
+pub struct NatsArgs {
+    #[command(flatten)]
+    servers: ServerArgs,
+    /// The JetStream stream
+    #[arg(long, value_name = "NAME")]
+    pub stream: String,
+    /// Create the stream if there is none: in files, without limits, with --require-replicas replicas or one
+    #[arg(long)]
+    create: bool,
+    /// The JetStream domain, behind a leaf node
+    #[arg(long, value_name = "NAME")]
+    domain: Option<String>,
     /// Fail unless the stream has at least this number of replicas
     #[arg(long, value_name = "N")]
     require_replicas: Option<usize>,
+    /// Fail unless the server whose monitoring (`http: HOST:PORT`) is there syncs each message before it acknowledges
+    /// it (`sync_interval: always`); repeatable, for each replica
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
+    require_sync: Vec<String>,
     /// Accept a stream whose limits remove messages; the start says what that means
     #[arg(long)]
     pub allow_limits: bool,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub fn seconds(text: &str) -> Result<Duration, String> {
     text.parse()
         .ok()
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
@@ -103,48 +127,10 @@ impl NatsArgs {
     /// Connects, and checks the stream, which --create creates for `subject`. The second value has the stream as it
     /// is now.
     pub async fn connect(&self, direction: Direction, subject: String, stop: &Stop) -> Result<(Nats, Info), Failure> {
-        if let Some(url) = self.urls.iter().find(|url| url.contains('@')) {
-            let shown = url.rsplit('@').next().unwrap_or_default();
-            return Err(Failure::Input(format!(
-                "the URL of {shown} has a user or a password in it, which `ps` shows to everybody: use --user-file, \
-                 --token-file, --nkey or --creds"
-            )));
+        for monitor in &self.require_sync {
+            check_sync(monitor).await?;
         }
-        let (connected, connections) = watch::channel(0);
-        let deadline = Instant::now() + self.connect_timeout;
-        let client = loop {
-            let connected = connected.clone();
-            let options = self.options().await?.event_callback(move |event| {
-                let connected = connected.clone();
-                async move {
-                    match event {
-                        Event::Connected => connected.send_modify(|count| *count += 1),
-                        Event::Disconnected => report("disconnected from NATS; the bridge connects again"),
-                        Event::SlowConsumer(_) | Event::Draining | Event::Closed => {}
-                        other => report(format_args!("NATS: {other}")),
-                    }
-                }
-            });
-            match options.connect(&self.urls).await {
-                Ok(client) => break client,
-                Err(error) => match error.kind() {
-                    ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
-                        return Err(Failure::Refused(format!("{}: the server refused: {error}", self.servers())));
-                    }
-                    ConnectErrorKind::ServerParse => {
-                        return Err(Failure::Input(format!("{}: {error}: write nats://HOST:PORT", self.servers())));
-                    }
-                    _ if Instant::now() >= deadline => {
-                        return Err(Failure::TimedOut(format!(
-                            "{}: no connection within {} s: {error}: start the server, or check the URL",
-                            self.servers(),
-                            self.connect_timeout.as_secs_f64()
-                        )));
-                    }
-                    _ => stop.pause(Duration::from_millis(100)).await?,
-                },
-            }
-        };
+        let (client, connections) = self.servers.connect(stop).await?;
         let context = ContextBuilder::new().timeout(REQUEST_TIMEOUT);
         let jetstream = match &self.domain {
             Some(domain) => context.domain(domain).build(client.clone()),
@@ -158,6 +144,67 @@ impl NatsArgs {
         check_settings(&info.config, direction, self.allow_limits, self.require_replicas)
             .map_err(|problem| Failure::Refused(format!("the stream {} {problem}", self.stream)))?;
         Ok((nats, info))
+    }
+}
+
+impl ServerArgs {
+    /// Connects to one of the servers. The second value counts the connections.
+    pub async fn connect(&self, stop: &Stop) -> Result<(Client, watch::Receiver<u64>), Failure> {
+        if let Some(url) = self.urls.iter().find(|url| url.contains('@')) {
+            let shown = url.rsplit('@').next().unwrap_or_default();
+            return Err(Failure::Input(format!(
+                "the URL of {shown} has a user or a password in it, which `ps` shows to everybody: use --user-file, \
+                 --token-file, --nkey or --creds"
+            )));
+        }
+        let (connected, connections) = watch::channel(0);
+        let deadline = Instant::now() + self.connect_timeout;
+        loop {
+            let (connected, is_failing) = (connected.clone(), Arc::new(AtomicBool::new(false)));
+            let options = self.options().await?.event_callback(move |event| {
+                let (connected, is_failing) = (connected.clone(), is_failing.clone());
+                async move {
+                    match event {
+                        Event::Connected => {
+                            is_failing.store(false, Relaxed);
+                            connected.send_modify(|count| *count += 1);
+                        }
+                        // Each attempt to connect again fails so; one report is enough.
+                        Event::ClientError(_) if is_failing.swap(true, Relaxed) => {}
+                        Event::Disconnected => report("disconnected from NATS; the bridge connects again"),
+                        Event::SlowConsumer(_) | Event::Draining | Event::Closed => {}
+                        other => report(format_args!("NATS: {other}")),
+                    }
+                }
+            });
+            match options.connect(&self.urls).await {
+                Ok(client) => return Ok((client, connections)),
+                Err(error) => match error.kind() {
+                    ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
+                        return Err(Failure::Refused(format!("{}: the server refused: {error}", self.servers())));
+                    }
+                    ConnectErrorKind::ServerParse => {
+                        return Err(Failure::Input(format!("{}: {error}: write nats://HOST:PORT", self.servers())));
+                    }
+                    _ if is_tls(&error) => {
+                        return Err(Failure::Refused(format!(
+                            "{}: {error}: --tls-ca names the authority of the server's certificate, --tls-cert and \
+                             --tls-key the certificate that the server wants; for a server without TLS, leave --tls \
+                             out",
+                            self.servers()
+                        )));
+                    }
+                    _ if Instant::now() >= deadline => {
+                        return Err(Failure::TimedOut(format!(
+                            "{}: no connection within {} s: {error}: start the server, or check the URL",
+                            self.servers(),
+                            self.connect_timeout.as_secs_f64()
+                        )));
+                    }
+                    _ => stop.pause(Duration::from_millis(100)).await?,
+                },
+            }
+        }
     }
 
     fn servers(&self) -> String {
@@ -205,6 +252,63 @@ impl NatsArgs {
     }
 }
 
+/// Whether a certificate was refused, or cannot be read: to try again is of no use.
+fn is_tls(error: &ConnectError) -> bool {
+    let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    // Rustls gives its errors this kind; nothing else of a connection has it.
+    error.kind() == ConnectErrorKind::Tls || source.is_some_and(|source| source.kind() == io::ErrorKind::InvalidData)
+}
+
+/// Asks a server's monitoring whether it syncs each message.
+async fn check_sync(monitor: &str) -> Result<(), Failure> {
+    let exchange = async {
+        let mut socket = TcpStream::connect(monitor).await?;
+        // HTTP/1.0: the answer ends with the connection.
+        socket.write_all(format!("GET /jsz?config=true HTTP/1.0\r\nHost: {monitor}\r\n\r\n").as_bytes()).await?;
+        let mut answer = Vec::new();
+        socket.take(MONITOR_BYTES_MAX).read_to_end(&mut answer).await?;
+        Ok::<_, io::Error>(answer)
+    };
+    let what = || format!("asking the server's monitoring at {monitor} for its sync_interval");
+    let answer = match tokio::time::timeout(REQUEST_TIMEOUT, exchange).await {
+        Ok(answer) => answer.map_err(|error| Failure::system(what(), error))?,
+        Err(_) => return Err(Failure::TimedOut(format!("{}: no answer within {REQUEST_TIMEOUT:?}", what()))),
+    };
+    let text = String::from_utf8_lossy(&answer);
+    let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    let found: serde_json::Value = serde_json::from_str(body).map_err(|error| {
+        Failure::Refused(format!("{}: {error}: {monitor} is not the `http` address of a server", what()))
+    })?;
+    if found["config"]["sync_always"] == true {
+        return Ok(());
+    }
+    Err(Failure::Refused(format!(
+        "the server at {monitor} does not sync each message before it acknowledges it: --require-sync wants \
+         `sync_interval: always` in the jetstream block of its configuration"
+    )))
+}
+
+/// In words: which limit refuses a message or a stream.
+pub fn limit_text(error: &jetstream::Error, stream: &str) -> Option<String> {
+    let (limit, todo) = match error.error_code() {
+        ErrorCode::STREAM_STORE_FAILED => {
+            (format!("the stream {stream} is full"), "remove what has been read, or raise its limit")
+        }
+        ErrorCode::ACCOUNT_RESOURCES_EXCEEDED => (
+            "a limit of the account for JetStream is reached".to_owned(),
+            "remove what has been read, or raise the limit",
+        ),
+        ErrorCode::STORAGE_RESOURCES_EXCEEDED
+        | ErrorCode::MEMORY_RESOURCES_EXCEEDED
+        | ErrorCode::INSUFFICIENT_RESOURCES => (
+            "the server's JetStream has no space left, or a limit of the account is reached".to_owned(),
+            "remove what has been read, or raise max_file_store or max_memory_store",
+        ),
+        _ => return None,
+    };
+    Some(format!("{limit} ({}): {todo}", error))
+}
+
 fn read_secret(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|error| Failure::system(format!("reading {}", path.display()), error))
 }
@@ -226,8 +330,9 @@ impl Nats {
                         return Ok(());
                     }
                     CreateStreamErrorKind::JetStream(refused) if refused.code() != 503 => {
+                        let reason = limit_text(&refused, &self.stream).unwrap_or_else(|| refused.to_string());
                         return Err(Failure::Refused(format!(
-                            "the stream {} cannot be created: {refused}",
+                            "the stream {} cannot be created: {reason}",
                             self.stream
                         )));
                     }

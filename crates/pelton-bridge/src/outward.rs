@@ -10,7 +10,7 @@
 use crate::{
     channel::{Channel, Next, ReceiverEnd},
     failpoint,
-    nats::{Direction, Nats, NatsArgs, Retry, SETTLE_TIME, meaning_of_ack},
+    nats::{Direction, Nats, NatsArgs, Retry, SETTLE_TIME, limit_text, meaning_of_ack},
     report,
     stop::Stop,
     wire::{Doubt, HEADER_BYTES, ID_BYTES_MAX, Lane, NotBridged, Origin, is_at_most, lane_text, pack},
@@ -481,10 +481,11 @@ impl Outward {
 
     /// Why a publish failed, if a pause is due before the next attempt. Fails if no attempt can succeed.
     fn problem_of(&self, error: &PublishError) -> Result<Option<String>, Failure> {
-        let code = error
-            .source()
-            .and_then(|source| source.downcast_ref::<async_nats::jetstream::Error>())
-            .map(|error| error.error_code());
+        let refused = error.source().and_then(|source| source.downcast_ref::<async_nats::jetstream::Error>());
+        if let Some(text) = refused.and_then(|refused| limit_text(refused, &self.nats.stream)) {
+            return Ok(Some(text));
+        }
+        let code = refused.map(|refused| refused.error_code());
         match (error.kind(), code) {
             (PublishErrorKind::WrongLastSequence, _) | (_, Some(ErrorCode::STREAM_WRONG_LAST_SEQUENCE_CONSTANT)) => {
                 Ok(None)

@@ -1,9 +1,10 @@
 //! The crash test of the bridge: messages go from a sender through a channel, a bridge, a server, a bridge and a
-//! channel to a receiver, while a driver kills and stops any of these at random moments, and a proxy drops, delays
-//! and interrupts the connections. The accounts: message number N of the second channel must be message N of the
-//! first. So none is lost, none comes twice, none out of order.
+//! channel to a receiver, while a driver kills and stops any of these at random moments, and a proxy drops, delays,
+//! doubles and interrupts the connections. With --replicas, three servers have the stream, and proxies between them cut
+//! one off. The accounts: message number N of the second channel must be message N of the first. So none is lost, none
+//! comes twice, none out of order.
 //!
-//!     cargo test -p pelton-bridge --test kills -- [--kills N] [--seed N] [--packed]
+//!     cargo test -p pelton-bridge --test kills -- [--kills N] [--seed N] [--packed] [--replicas]
 
 mod support;
 
@@ -23,7 +24,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use support::{Running, Server, bridge, eventually, server_program};
+use support::{Running, Server, bridge, eventually, free_port, server_program};
 
 /// Small, so that the bridge and the sender wait for space; the largest message is a third of it.
 const CAPACITY: u64 = 1 << 20;
@@ -109,7 +110,7 @@ fn receiver(directory: &Path, progress: &Path) {
     }
 }
 
-/// A proxy between a bridge and the server: it can cut, delay and hold what passes.
+/// A proxy between a bridge and a server, or two servers: it can cut, delay, double and hold what passes.
 struct Proxy {
     port: u16,
     state: Arc<ProxyState>,
@@ -120,6 +121,8 @@ struct ProxyState {
     delay_ms: AtomicU64,
     is_held: AtomicBool,
     is_refusing: AtomicBool,
+    /// New connections are made twice: the server has each message of the client from two.
+    is_doubling: AtomicBool,
     open: Mutex<Vec<TcpStream>>,
 }
 
@@ -136,14 +139,22 @@ impl Proxy {
                 }
                 let Ok(server) = TcpStream::connect(server) else { continue };
                 let _ = (client.set_nodelay(true), server.set_nodelay(true));
-                for (from, to) in [(&client, &server), (&server, &client)] {
-                    let (from, to) = (from.try_clone().expect("a socket"), to.try_clone().expect("a socket"));
-                    let shared = shared.clone();
-                    thread::spawn(move || pass(from, to, &shared));
+                let clone = |socket: &TcpStream| socket.try_clone().expect("a socket");
+                let mut servers = vec![clone(&server)];
+                if shared.is_doubling.load(SeqCst)
+                    && let Ok(double) = TcpStream::connect(server.peer_addr().expect("connected"))
+                {
+                    servers.push(clone(&double));
+                    // What it says goes nowhere.
+                    let (from, state) = (clone(&double), shared.clone());
+                    thread::spawn(move || pass(from, &mut [], &state));
+                    keep(&shared, [double]);
                 }
-                let mut open = shared.open.lock().unwrap();
-                open.retain(|socket| socket.peer_addr().is_ok());
-                open.extend([client, server]);
+                for (from, mut to) in [(clone(&client), servers), (clone(&server), vec![clone(&client)])] {
+                    let shared = shared.clone();
+                    thread::spawn(move || pass(from, &mut to, &shared));
+                }
+                keep(&shared, [client, server]);
             }
         });
         Proxy { port, state }
@@ -157,25 +168,38 @@ impl Proxy {
     }
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, state: &ProxyState) {
+/// Remembers open sockets, for [`Proxy::cut`].
+fn keep<const N: usize>(state: &ProxyState, sockets: [TcpStream; N]) {
+    let mut open = state.open.lock().unwrap();
+    open.retain(|socket| socket.peer_addr().is_ok());
+    open.extend(sockets);
+}
+
+fn pass(mut from: TcpStream, to: &mut [TcpStream], state: &ProxyState) {
     let mut bytes = vec![0; 16 << 10];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
         thread::sleep(Duration::from_millis(state.delay_ms.load(SeqCst)));
         while state.is_held.load(SeqCst) {
             thread::sleep(Duration::from_millis(1));
         }
-        if to.write_all(&bytes[..count]).is_err() {
+        if to.iter_mut().any(|to| to.write_all(&bytes[..count]).is_err()) {
             break;
         }
     }
-    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+    for socket in to.iter().chain([&from]) {
+        let _ = socket.shutdown(Shutdown::Both);
+    }
 }
 
 /// Everything that can be killed, in this order.
 struct World {
     here: PathBuf,
-    server: Server,
-    proxies: [Proxy; 2],
+    /// One, or three replicas.
+    servers: Vec<Server>,
+    /// Of each bridge, one to each server.
+    proxies: [Vec<Proxy>; 2],
+    /// From a server to another one.
+    routes: Vec<(usize, usize, Proxy)>,
     packed: bool,
     processes: [Option<Running>; 4],
     random: Random,
@@ -189,7 +213,13 @@ impl World {
     fn start(&mut self, index: usize) {
         let path = |name: &str| self.here.join(name).display().to_string();
         let channel = |name: &str| format!("path:{}", path(name));
-        let url = |index: usize| format!("nats://127.0.0.1:{}", self.proxies[index].port);
+        let url = |index: usize| {
+            let urls: Vec<String> =
+                self.proxies[index].iter().map(|proxy| format!("nats://127.0.0.1:{}", proxy.port)).collect();
+            urls.join(",")
+        };
+        let replicas = self.servers.len().to_string();
+        let stream = ["--stream", "KILLS", "--create", "--require-replicas", &replicas];
         let own = |arguments: &[&str]| {
             let mut command = Command::new(std::env::current_exe().expect("this program"));
             command.args(arguments);
@@ -199,12 +229,12 @@ impl World {
             0 => own(&["sender", &path("first"), &path("stop")]),
             1 => {
                 let (channel, url) = (channel("first"), url(0));
-                let mut words = vec!["out", &channel, "--nats", &url, "--stream", "KILLS", "--subject", "kills.all"];
-                words.push("--create");
+                let mut words = vec!["out", &channel, "--nats", &url, "--subject", "kills.all"];
+                words.extend(stream);
                 words.extend(self.packed.then_some("--packed"));
                 bridge(&words)
             }
-            2 => bridge(&["in", "kills.*", &channel("second"), "--nats", &url(1), "--stream", "KILLS", "--create"]),
+            2 => bridge(&[&["in", "kills.*", &channel("second"), "--nats", &url(1)], &stream[..]].concat()),
             _ => own(&["receiver", &path("second"), &path("progress")]),
         };
         if matches!(index, 1 | 2) {
@@ -245,13 +275,24 @@ impl World {
     /// One fault, and its end.
     fn disturb(&mut self, random: &mut Random) -> &'static str {
         let pause = |random: &mut Random, most| thread::sleep(Duration::from_millis(random.below(most)));
-        match random.below(12) {
-            0..3 => {
-                self.server.process.kill();
+        let (bridge, server) = (random.below(2) as usize, random.below(self.servers.len() as u64) as usize);
+        match random.below(13) {
+            fault @ 0..3 if fault < 2 || self.servers.len() == 1 => {
+                let server = &mut self.servers[server];
+                server.process.kill();
                 pause(random, 300);
-                self.server.start_again();
-                self.server.wait_until_up();
+                server.start_again();
+                server.wait_until_up();
                 "server killed"
+            }
+            0..3 => {
+                // One is cut off from the others, perhaps the leader; the bridges reach it.
+                let routes = || self.routes.iter().filter(|(from, to, _)| *from == server || *to == server);
+                routes().for_each(|(_, _, proxy)| proxy.state.is_held.store(true, SeqCst));
+                pause(random, 8000);
+                routes().for_each(|(_, _, proxy)| proxy.cut());
+                routes().for_each(|(_, _, proxy)| proxy.state.is_held.store(false, SeqCst));
+                "one server cut off"
             }
             victim @ 3..7 => {
                 let index = victim as usize - 3;
@@ -261,21 +302,21 @@ impl World {
                 ["sender killed", "out killed", "in killed", "receiver killed"][index]
             }
             7 => {
-                // Both bridges, and the server between them.
+                // Both bridges, and all servers between them.
                 for index in [1, 2] {
                     self.processes[index].as_mut().expect("it runs").kill();
                 }
-                self.server.process.kill();
-                self.server.start_again();
-                self.server.wait_until_up();
+                self.servers.iter_mut().for_each(|server| server.process.kill());
+                self.servers.iter_mut().for_each(Server::start_again);
+                self.servers.iter().for_each(Server::wait_until_up);
                 self.start(1);
                 self.start(2);
-                "both bridges and the server killed"
+                "both bridges and all servers killed"
             }
             8 => {
                 let index = random.below(5) as usize;
                 let victim = match index {
-                    4 => &self.server.process,
+                    4 => &self.servers[server].process,
                     index => self.processes[index].as_ref().expect("it runs"),
                 };
                 victim.signal(Signal::STOP);
@@ -284,37 +325,84 @@ impl World {
                 "stopped for a while"
             }
             9 => {
-                self.proxies[random.below(2) as usize].cut();
+                self.proxies[bridge].iter().for_each(Proxy::cut);
                 "connections cut"
             }
             10 => {
-                let proxy = &self.proxies[random.below(2) as usize];
-                proxy.state.is_held.store(true, SeqCst);
+                let proxies = &self.proxies[bridge];
+                let set = |of: fn(&ProxyState) -> &AtomicBool, value| {
+                    proxies.iter().for_each(|proxy| of(&proxy.state).store(value, SeqCst));
+                };
+                set(|state| &state.is_held, true);
                 pause(random, 1500);
-                proxy.state.is_refusing.store(random.below(2) == 0, SeqCst);
-                proxy.cut();
+                set(|state| &state.is_refusing, random.below(2) == 0);
+                proxies.iter().for_each(Proxy::cut);
                 pause(random, 500);
-                proxy.state.is_refusing.store(false, SeqCst);
-                proxy.state.is_held.store(false, SeqCst);
+                set(|state| &state.is_refusing, false);
+                set(|state| &state.is_held, false);
                 "partition"
             }
+            11 => {
+                let proxies = &self.proxies[bridge];
+                let set = |value| {
+                    proxies.iter().for_each(|proxy| proxy.state.is_doubling.store(value, SeqCst));
+                    proxies.iter().for_each(Proxy::cut);
+                };
+                set(true);
+                pause(random, 1500);
+                set(false);
+                "connections doubled"
+            }
             _ => {
-                let state = self.proxies[random.below(2) as usize].state.clone();
-                state.delay_ms.store(random.below(30), SeqCst);
+                let proxies = &self.proxies[bridge];
+                let delay = |value| {
+                    proxies.iter().for_each(|proxy| proxy.state.delay_ms.store(value, SeqCst));
+                };
+                delay(random.below(30));
                 pause(random, 500);
                 // In the middle of the delay, so that a late original meets its repetition.
                 self.processes[1].as_mut().expect("it runs").kill();
                 self.start(1);
                 pause(random, 300);
-                state.delay_ms.store(0, SeqCst);
+                self.proxies[bridge].iter().for_each(|proxy| proxy.state.delay_ms.store(0, SeqCst));
                 "slow network, out killed"
             }
         }
     }
 }
 
+/// One server, or three whose routes go through proxies.
+fn start_servers(program: &Path, here: &Path, count: usize) -> (Vec<Server>, Vec<(usize, usize, Proxy)>) {
+    if count == 1 {
+        return (vec![Server::start(program, &here.join("nats"), &[])], Vec::new());
+    }
+    let ports: Vec<u16> = (0..count).map(|_| free_port()).collect();
+    let mut routes = Vec::new();
+    for from in 0..count {
+        for to in (0..count).filter(|to| *to != from) {
+            routes.push((from, to, Proxy::start(SocketAddr::from(([127, 0, 0, 1], ports[to])))));
+        }
+    }
+    let servers = (0..count).map(|index| {
+        let urls: Vec<String> = routes
+            .iter()
+            .filter(|(from, _, _)| *from == index)
+            .map(|(_, _, proxy)| format!("\"nats://127.0.0.1:{}\"", proxy.port))
+            .collect();
+        // What a server advertises is where nobody listens: others reach it through the proxies alone.
+        let cluster = format!(
+            "cluster {{ name: kills, listen: \"127.0.0.1:{}\", advertise: \"127.0.0.1:1\", no_advertise: true, routes: [ {} ] }}",
+            ports[index],
+            urls.join(", ")
+        );
+        let name = format!("server_name: server{index}");
+        Server::start(program, &here.join(format!("nats{index}")), &[&name, &cluster])
+    });
+    (servers.collect(), routes)
+}
+
 fn drive(words: &[&str]) -> ExitCode {
-    let (mut kills, mut seed, mut packed) = (4, std::process::id() as u64 ^ 0x5eed, false);
+    let (mut kills, mut seed, mut packed, mut count) = (4, std::process::id() as u64 ^ 0x5eed, false, 1);
     let mut words = words.iter();
     while let Some(&word) = words.next() {
         let mut number = || words.next().and_then(|word| word.parse().ok()).expect("a number");
@@ -322,19 +410,21 @@ fn drive(words: &[&str]) -> ExitCode {
             "--kills" => kills = number(),
             "--seed" => seed = number(),
             "--packed" => packed = true,
+            "--replicas" => count = 3,
             // Of cargo test.
             _ => {}
         }
     }
     let Some(program) = server_program() else { return ExitCode::SUCCESS };
-    println!("bridge: {kills} faults, seed {seed}{}", if packed { ", packed" } else { "" });
+    println!("bridge: {kills} faults, seed {seed}, {count} servers{}", if packed { ", packed" } else { "" });
     let here = tempfile::tempdir_in("/dev/shm").expect("a directory");
-    let server = Server::start(&program, &here.path().join("nats"), &[]);
-    let proxies = [Proxy::start(server.address()), Proxy::start(server.address())];
+    let (servers, routes) = start_servers(&program, here.path(), count);
+    let proxies = [0; 2].map(|_| servers.iter().map(|server| Proxy::start(server.address())).collect());
     let mut world = World {
         here: here.path().to_owned(),
-        server,
+        servers,
         proxies,
+        routes,
         packed,
         processes: [const { None }; 4],
         random: Random::new(!seed),

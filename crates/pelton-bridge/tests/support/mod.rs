@@ -148,14 +148,12 @@ impl Server {
     fn process(program: &Path, directory: &Path, port: u16, options: &[String]) -> Running {
         let config = directory.join("server.conf");
         std::fs::create_dir_all(directory).expect("a directory for the server");
-        let store = directory.join("store");
         let text = format!(
-            "listen: 127.0.0.1:{port}\nmax_payload: 65536\njetstream {{ store_dir: {:?} }}\n{}\n",
-            store.display().to_string(),
+            "listen: 127.0.0.1:{port}\nmax_payload: 65536\njetstream {{ store_dir: store }}\n{}\n",
             options.join("\n")
         );
         std::fs::write(&config, text).expect("the server's configuration");
-        Running::start("nats-server", Command::new(program).arg("-c").arg(config))
+        Running::start("nats-server", Command::new(program).arg("-c").arg(config).current_dir(directory))
     }
 
     /// Starts it again after [`Running::kill`], on the same port.

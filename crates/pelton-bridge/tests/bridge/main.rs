@@ -1,6 +1,10 @@
 //! Bridges end to end: what they refuse, in which words, and channels by connect, of many senders, and with secrets.
 
+#[path = "../support/mod.rs"]
 mod support;
+
+mod calls;
+mod servers;
 
 use async_nats::jetstream::{self, stream};
 use pelton::{Deadline, Options, Receiver, Sender};
@@ -23,8 +27,12 @@ impl Place {
         let program = server_program()?;
         let here = tempfile::tempdir_in("/dev/shm").unwrap();
         let server = Server::start(&program, &here.path().join("nats"), options);
+        Some(Place::of(here, server))
+    }
+
+    fn of(here: TempDir, server: Server) -> Place {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        Some(Place { here, server, runtime })
+        Place { here, server, runtime }
     }
 
     fn path(&self, name: &str) -> String {
