@@ -80,6 +80,51 @@ final class Native {
     static final MethodHandle RECEIVER_ARM = function("pelton_receiver_arm", JAVA_INT, JAVA_LONG);
     static final MethodHandle RECEIVER_DISARM = function("pelton_receiver_disarm", JAVA_INT, JAVA_LONG);
 
+    static final MethodHandle CLIENT_OPEN_START = opening("pelton_client_open_start");
+    static final MethodHandle CLIENT_OPENING_FD = function("pelton_client_opening_fd", JAVA_INT, JAVA_LONG);
+    static final MethodHandle CLIENT_OPENING_FINISH =
+            function("pelton_client_opening_finish", JAVA_INT, JAVA_LONG, ADDRESS);
+    static final MethodHandle CLIENT_SUBMIT = function(
+            "pelton_client_submit", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, JAVA_INT, JAVA_LONG, ADDRESS);
+    static final MethodHandle CLIENT_SUBMIT_TRACED = function(
+            "pelton_client_submit_traced",
+            JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, ADDRESS, JAVA_INT, JAVA_LONG, ADDRESS);
+    static final MethodHandle CLIENT_NOTIFY =
+            function("pelton_client_notify", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle CLIENT_RESERVE =
+            function("pelton_client_reserve", JAVA_INT, JAVA_LONG, JAVA_LONG, JAVA_LONG, ADDRESS);
+    static final MethodHandle CLIENT_ABORT = function("pelton_client_abort", JAVA_INT, JAVA_LONG);
+    static final MethodHandle CLIENT_AWAIT =
+            function("pelton_client_await", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
+    static final MethodHandle CLIENT_RELEASE = function("pelton_client_release", JAVA_INT, JAVA_LONG);
+    static final MethodHandle CLIENT_CANCEL = function("pelton_client_cancel", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle CLIENT_FD = function("pelton_client_fd", JAVA_INT, JAVA_LONG);
+    static final MethodHandle CLIENT_POLL = function("pelton_client_poll", JAVA_INT, JAVA_LONG);
+    static final MethodHandle CLIENT_ARM = function("pelton_client_arm", JAVA_INT, JAVA_LONG);
+    static final MethodHandle CLIENT_DISARM = function("pelton_client_disarm", JAVA_INT, JAVA_LONG);
+
+    static final MethodHandle SERVICE_OPEN = opening("pelton_service_open");
+    static final MethodHandle SERVICE_RECEIVE =
+            function("pelton_service_receive", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
+    static final MethodHandle SERVICE_RELEASE = function("pelton_service_release", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SERVICE_STOP = function("pelton_service_stop", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SERVICE_DRAIN = function("pelton_service_drain", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SERVICE_FD = function("pelton_service_fd", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SERVICE_POLL = function("pelton_service_poll", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SERVICE_ARM = function("pelton_service_arm", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SERVICE_DISARM = function("pelton_service_disarm", JAVA_INT, JAVA_LONG);
+    static final MethodHandle RESPONDER_REPLY =
+            function("pelton_responder_reply", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG);
+    static final MethodHandle RESPONDER_FAIL =
+            function("pelton_responder_fail", JAVA_INT, JAVA_LONG, JAVA_INT, ADDRESS, JAVA_LONG);
+    static final MethodHandle RESPONDER_PART =
+            function("pelton_responder_part", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle RESPONDER_END = function("pelton_responder_end", JAVA_INT, JAVA_LONG);
+    static final MethodHandle RESPONDER_TRACEPARENT =
+            function("pelton_responder_traceparent", JAVA_INT, JAVA_LONG, ADDRESS);
+    static final MethodHandle RESPONDER_IS_CANCELLED =
+            function("pelton_responder_is_cancelled", JAVA_INT, JAVA_LONG);
+
     private static final MethodHandle DEADLINE = function("pelton_deadline", JAVA_LONG, JAVA_LONG);
     private static final MethodHandle ERROR_DETAIL = function("pelton_error_detail", TEXT);
     private static final MethodHandle CODE_TEXT = function("pelton_code_text", TEXT, JAVA_INT);
@@ -140,10 +185,19 @@ final class Native {
         return new AssertionError(failure);
     }
 
+    /** The general text of a code, of which the library has said nothing more. */
+    static String codeText(int code) {
+        try {
+            return ((MemorySegment) CODE_TEXT.invokeExact(code)).getString(0);
+        } catch (Throwable failure) {
+            throw unexpected(failure);
+        }
+    }
+
     static String errorText(int code) {
         try {
             String detail = ((MemorySegment) ERROR_DETAIL.invokeExact()).getString(0);
-            return detail.isEmpty() ? ((MemorySegment) CODE_TEXT.invokeExact(code)).getString(0) : detail;
+            return detail.isEmpty() ? codeText(code) : detail;
         } catch (Throwable failure) {
             throw unexpected(failure);
         }

@@ -44,7 +44,7 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
      */
     public static Receiver connect(String name, Options options) throws InterruptedException {
         return new Receiver(openInSteps(
-                Native.RECEIVER_OPEN_START, Native.RECEIVER_OPENING_FD, Native.RECEIVER_OPENING_FINISH, name, options));
+                Native.RECEIVER_OPEN_START, Native.RECEIVER_OPENING_FD, Native.RECEIVER_OPENING_FINISH, name, options::channel));
     }
 
     /** As {@link #connect(String, Options)} with {@link Options#DEFAULTS}. */

@@ -33,7 +33,7 @@ public final class Sender extends Handle {
      */
     public static Sender connect(String name, Options options) throws InterruptedException {
         return new Sender(openInSteps(
-                Native.SENDER_OPEN_START, Native.SENDER_OPENING_FD, Native.SENDER_OPENING_FINISH, name, options));
+                Native.SENDER_OPEN_START, Native.SENDER_OPENING_FD, Native.SENDER_OPENING_FINISH, name, options::channel));
     }
 
     /** As {@link #connect(String, Options)} with {@link Options#DEFAULTS}. */
