@@ -95,7 +95,7 @@ public final class Call implements Iterable<byte[]>, AutoCloseable {
         };
     }
 
-    /** Cancels the call, unless it is complete: its handler is interrupted, the rest of the reply dropped. Any thread. */
+    /** Cancels the call, unless it is complete: its handler is interrupted, the reply dropped. Any thread. */
     @Override
     public void close() {
         client.cancel(this);

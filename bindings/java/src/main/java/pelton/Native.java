@@ -125,6 +125,18 @@ final class Native {
     static final MethodHandle RESPONDER_IS_CANCELLED =
             function("pelton_responder_is_cancelled", JAVA_INT, JAVA_LONG);
 
+    static final MethodHandle APPENDERS_TO_RECORD_FILE =
+            function("pelton_appenders_to_record_file", JAVA_INT, ADDRESS, ADDRESS, ADDRESS, ADDRESS);
+    static final MethodHandle APPENDERS_APPENDER =
+            function("pelton_appenders_appender", JAVA_INT, JAVA_LONG, ADDRESS);
+    static final MethodHandle APPENDERS_FLUSH = function("pelton_appenders_flush", JAVA_INT, JAVA_LONG);
+    static final MethodHandle APPENDERS_SYNC = function("pelton_appenders_sync", JAVA_INT, JAVA_LONG);
+    static final MethodHandle APPENDER_RESERVE =
+            function("pelton_appender_reserve", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
+    static final MethodHandle APPENDER_COMMIT = function("pelton_appender_commit", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle RECORDS_OPEN = function("pelton_records_open", JAVA_INT, ADDRESS, ADDRESS);
+    static final MethodHandle RECORDS_NEXT = function("pelton_records_next", JAVA_INT, JAVA_LONG, ADDRESS);
+
     private static final MethodHandle DEADLINE = function("pelton_deadline", JAVA_LONG, JAVA_LONG);
     private static final MethodHandle ERROR_DETAIL = function("pelton_error_detail", TEXT);
     private static final MethodHandle CODE_TEXT = function("pelton_code_text", TEXT, JAVA_INT);
