@@ -4,6 +4,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.zip.CRC32;
 import pelton.Call;
 import pelton.Client;
@@ -24,8 +25,8 @@ final class Driver {
 
     /** Each command's values of THEN. */
     private static final Map<String, List<String>> COMMANDS = Map.of(
-            "send", List.of("close", "die", "resume"),
-            "recv", List.of("close", "died", "die", "rest"),
+            "send", List.of("close", "die", "resume", "traced"),
+            "recv", List.of("close", "died", "die", "rest", "traced"),
             "gather", List.of(),
             "call", List.of(),
             "serve", List.of(),
@@ -51,6 +52,12 @@ final class Driver {
         byte[] message = new byte[sizes[(int) (number % sizes.length)]];
         for (int i = 0; i < message.length; i++) message[i] = (byte) ('a' + (number + i) % 26);
         return message;
+    }
+
+    /** That of a message: with "traced", all but each third have one. */
+    private String traceparent(long number) {
+        if (!then.equals("traced") || number % 3 == 0) return null;
+        return String.format("00-%032x-%016x-%02x", number + 1, number + 1, number % 256);
     }
 
     private static long crc(byte[] message) {
@@ -91,7 +98,8 @@ final class Driver {
     }
 
     private Options options() {
-        return name.startsWith("path:") ? Options.DEFAULTS.withCreate(true) : Options.DEFAULTS.withTimeout(LIMIT);
+        Options options = Options.DEFAULTS.withTraced(then.equals("traced"));
+        return name.startsWith("path:") ? options.withCreate(true) : options.withTimeout(LIMIT);
     }
 
     private interface Step {
@@ -115,7 +123,9 @@ final class Driver {
         try (Sender sender = Sender.connect(name, options())) {
             for (int i = 0; i < count; i++) {
                 byte[] message = message(i);
-                resumed(sender, () -> sender.send(message, LIMIT));
+                String span = traceparent(i);
+                resumed(sender, () ->
+                        span == null ? sender.send(message, LIMIT) : sender.sendTraced(message, span, LIMIT));
                 add(message);
             }
             if (then.equals("die")) die();
@@ -152,6 +162,9 @@ final class Driver {
                     rest.add(crc(message));
                     continue;
                 }
+                String span = receiver.traceparent();
+                if (!Objects.equals(span, traceparent(messages)))
+                    throw new IllegalStateException("message " + messages + ": found the traceparent " + span);
                 addExpected(message);
                 if (then.equals("die") && messages == count) die();
             }
@@ -293,8 +306,6 @@ final class Driver {
         List<String> given = List.of(arguments).subList(Math.min(1, arguments.length), arguments.length);
         if (verb.equals("vectors")) unsupported(verb, "libpelton, which it uses, is tested with the vectors");
         if (!COMMANDS.containsKey(verb)) unsupported(verb, "this driver does not have it");
-        if (given.size() == 4 && given.get(3).equals("traced") && (verb.equals("send") || verb.equals("recv")))
-            unsupported(verb + " traced", "messages carry no traceparent in the binding yet");
         boolean isFile = verb.endsWith("-records");
         if (!given.isEmpty() && given.get(0).startsWith("path:") && COMMANDS.get(verb).isEmpty() && !isFile)
             unsupported(verb + " path", "a directory has one sender and one receiver");

@@ -15,6 +15,7 @@ import java.lang.foreign.SymbolLookup;
 import java.lang.invoke.MethodHandle;
 import java.nio.file.Path;
 import java.time.Duration;
+import org.jspecify.annotations.Nullable;
 
 /**
  * The functions of libpelton and of the kernel that the binding calls. A handle is passed as its address, a long.
@@ -27,6 +28,8 @@ final class Native {
     static final long FOREVER = Long.MAX_VALUE;
     /** The longest call that waits: an interrupt ends the wait after at most that. */
     static final long SLICE_NS = 50_000_000;
+
+    private static final int TRACEPARENT_SIZE = 56;
 
     private static final Linker LINKER = Linker.nativeLinker();
     private static final AddressLayout TEXT =
@@ -53,6 +56,8 @@ final class Native {
 
     static final MethodHandle TRY_SEND =
             function("pelton_sender_send", CRITICAL_HEAP, JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle TRY_SEND_TRACED = function(
+            "pelton_sender_send_traced", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, ADDRESS, JAVA_LONG);
     static final MethodHandle SENDER_SEND_BATCH =
             function("pelton_sender_send_batch", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, JAVA_LONG);
     static final MethodHandle SENDER_RESERVE =
@@ -75,6 +80,8 @@ final class Native {
     /** For a message with descriptors, whose closing can wait. */
     static final MethodHandle RELEASE_DESCRIPTORS = function("pelton_receiver_release", JAVA_INT, JAVA_LONG);
     static final MethodHandle RECEIVER_RESUME = function("pelton_receiver_resume", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle RECEIVER_TRACEPARENT =
+            function("pelton_receiver_traceparent", JAVA_INT, JAVA_LONG, ADDRESS);
     static final MethodHandle RECEIVER_FD = function("pelton_receiver_fd", JAVA_INT, JAVA_LONG);
     static final MethodHandle RECEIVER_POLL = function("pelton_receiver_poll", JAVA_INT, JAVA_LONG);
     static final MethodHandle RECEIVER_ARM = function("pelton_receiver_arm", JAVA_INT, JAVA_LONG);
@@ -195,6 +202,18 @@ final class Native {
         if (failure instanceof RuntimeException exception) throw exception;
         if (failure instanceof Error error) throw error;
         return new AssertionError(failure);
+    }
+
+    /** The text of a function (handle, out) that writes a traceparent, or null if there is none. */
+    static @Nullable String traceparent(MethodHandle function, long address) {
+        try (Arena arena = Arena.ofConfined()) {
+            MemorySegment text = arena.allocate(TRACEPARENT_SIZE);
+            int result = (int) function.invokeExact(address, text);
+            PeltonException.check(result);
+            return result == 1 ? text.getString(0) : null;
+        } catch (Throwable failure) {
+            throw unexpected(failure);
+        }
     }
 
     /** The general text of a code, of which the library has said nothing more. */

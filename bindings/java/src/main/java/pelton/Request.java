@@ -20,7 +20,6 @@ public final class Request {
     private static final int EXCEPTION = 1, TEXT_BYTES_MAX = 4000;
     /** A part that finds no space tries again after so long at least, and at most. */
     private static final long RETRY_NS_MIN = 50_000, RETRY_NS_MAX = 2_000_000;
-    private static final int TRACEPARENT_SIZE = 56;
 
     private final byte[] bytes;
     private final long deadlineNs;
@@ -71,15 +70,7 @@ public final class Request {
 
     /** Returns the span of which the call is a part, in W3C's text, or null. Its children are this service's spans. */
     public synchronized @Nullable String traceparent() {
-        if (responder == 0) return null;
-        try (Arena arena = Arena.ofConfined()) {
-            MemorySegment text = arena.allocate(TRACEPARENT_SIZE);
-            int result = (int) Native.RESPONDER_TRACEPARENT.invokeExact(responder, text);
-            PeltonException.check(result);
-            return result == 1 ? text.getString(0) : null;
-        } catch (Throwable failure) {
-            throw Native.unexpected(failure);
-        }
+        return responder == 0 ? null : Native.traceparent(Native.RESPONDER_TRACEPARENT, responder);
     }
 
     /** Returns whether the client has cancelled the call or has gone. The handler's thread is interrupted then, too. */

@@ -95,7 +95,7 @@ public final class Service extends Handle {
                 if (nowNs - lookedNs >= CANCEL_NS) {
                     for (Request request : running()) if (request.isCancelled()) request.interrupt();
                     lookedNs = nowNs;
-                } else if (!running().isEmpty()) {
+                } else if (isRunning()) {
                     untilNs = lookedNs + CANCEL_NS;
                 }
                 if (result == PeltonException.AGAIN) result = (int) Native.SERVICE_ARM.invokeExact(address);
@@ -143,6 +143,12 @@ public final class Service extends Handle {
         synchronized (running) {
             running.remove(request);
             if (running.isEmpty()) running.notifyAll();
+        }
+    }
+
+    private boolean isRunning() {
+        synchronized (running) {
+            return !running.isEmpty();
         }
     }
 
