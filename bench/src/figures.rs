@@ -214,8 +214,8 @@ pub fn wanted() -> Vec<String> {
     of_places.chain(PAIRS.map(|(command, ..)| command)).map(str::to_string).chain(placed).collect()
 }
 
-/// Options that do not change the subject of a measurement. Older results have `--record` for `--results`.
-const HOW_MANY: [&str; 7] = ["--count", "--seconds", "--runs", "--systems", "--report", "--results", "--record"];
+/// Options that do not change the subject of a measurement.
+const HOW_MANY: [&str; 6] = ["--count", "--seconds", "--runs", "--systems", "--report", "--results"];
 
 /// The command of a line, without those options.
 pub fn key(command: &str) -> String {
@@ -592,19 +592,6 @@ mod tests {
         assert!(error.to_string().contains("`nonsense`"), "{error}");
         let error = fill("<!-- bench stream -->\n", &figures(&lines)).unwrap_err();
         assert!(error.to_string().contains("no `<!-- /bench"), "{error}");
-    }
-
-    #[test]
-    fn options_of_count_do_not_change_the_key_of_a_command() {
-        assert_eq!(key("./run bench stream --size 256 --seconds 0.3 --runs 7 --systems pelton,pipe"), STREAM);
-        assert_eq!(key("./run bench roundtrip --size 64 --wait block --count 3"), ROUND_IN_THE_KERNEL);
-    }
-
-    #[test]
-    fn of_two_times_the_shorter_one_is_faster() {
-        let [own, other] =
-            [("a", [1.0, 2.0, 4.0]), ("b", [2.0, 4.0, 8.0])].map(|(name, ns)| system(ROUND, name, "round_trip_ns", ns));
-        assert_eq!(speedup(&own, &other, "round_trip_ns").map(range).unwrap(), "2.00 (2.00 to 2.00)");
     }
 
     #[test]

@@ -101,12 +101,20 @@ pub fn measure(arguments: &Arguments) -> Result<()> {
     let parts = if arguments.parts.is_empty() { Part::value_variants() } else { &arguments.parts };
     let _load = Load::start(arguments.beside_load);
     for &part in parts {
-        let units: &[&str] = match part {
-            Part::Cached | Part::Loops => &["ns a read"],
-            Part::Direct => &["reads a second"],
-            Part::Append => &["messages a second"],
-            Part::Loop => &["us of CPU in the longest callback", "us by the clock in the longest callback"],
-            Part::LoopTimers => &["us late, a timer in the middle"],
+        type Run = fn(&Path) -> Result<Vec<Figures>>;
+        let (units, run): (&[&str], Run) = match part {
+            Part::Cached => (&["ns a read"], |place| Ok(vec![cached(place, &["pread", "pelton", "pelton-submit"])?])),
+            Part::Loops => {
+                (&["ns a read"], |place| Ok(vec![cached(place, &["pelton-submit", "libuv-fs", "tokio-fs"])?]))
+            }
+            Part::Direct => (&["reads a second"], |place| Ok(vec![direct(place)?])),
+            Part::Append => (&["messages a second"], |place| Ok(vec![append(place)?])),
+            Part::Loop => {
+                (&["us of CPU in the longest callback", "us by the clock in the longest callback"], |place| {
+                    Ok(event_loop(place)?.into())
+                })
+            }
+            Part::LoopTimers => (&["us late, a timer in the middle"], |place| Ok(vec![loop_timers(place)?])),
         };
         let mut extra = match part {
             Part::Append => append_calls(place.path())?,
@@ -118,14 +126,7 @@ pub fn measure(arguments: &Arguments) -> Result<()> {
         let report = |unit: &&'static str| Report { part, unit, runs: Vec::new(), extra: extra.clone() };
         let mut reports: Vec<Report> = units.iter().map(report).collect();
         for _ in 0..arguments.runs {
-            let figures = match part {
-                Part::Cached => vec![cached(place.path(), &["pread", "pelton", "pelton-submit"])?],
-                Part::Loops => vec![cached(place.path(), &["pelton-submit", "libuv-fs", "tokio-fs"])?],
-                Part::Direct => vec![direct(place.path())?],
-                Part::Append => vec![append(place.path())?],
-                Part::Loop => event_loop(place.path())?.into(),
-                Part::LoopTimers => vec![loop_timers(place.path())?],
-            };
+            let figures = run(place.path())?;
             reports.iter_mut().zip(figures).for_each(|(report, figures)| report.runs.push(figures));
         }
         for report in &reports {
@@ -207,6 +208,24 @@ fn scattered(n: u64, most: u64) -> u64 {
     (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % most
 }
 
+/// The seconds of each system: in so many slices by turns, in which each begins a round as often as any other.
+fn by_turns(
+    systems: &[&'static str],
+    slices: u64,
+    mut slice_of: impl FnMut(&str, u64) -> Result<()>,
+) -> Result<Figures> {
+    let mut spent = Figures::new();
+    for slice in 0..slices {
+        for turn in 0..systems.len() {
+            let system = systems[(slice as usize + turn) % systems.len()];
+            let begun = Instant::now();
+            slice_of(system, slice)?;
+            *spent.entry(system).or_default() += begun.elapsed().as_secs_f64();
+        }
+    }
+    Ok(spent)
+}
+
 const SLICES: u64 = 40;
 const SLICE: u64 = 2_000;
 /// More than the processor's caches hold, so that the reads are from memory.
@@ -227,45 +246,40 @@ fn cached(place: &Path, systems: &[&'static str]) -> Result<Figures> {
     let mut libuv = if systems.contains(&"libuv-fs") { Libuv::start(&path)? } else { None };
     systems.retain(|system| *system != "libuv-fs" || libuv.is_some());
     let tokio = Tokio::start(&path)?;
-    let mut spent = BTreeMap::<&'static str, u64>::new();
-    for slice in 0..SLICES {
-        let numbers = || (slice * SLICE..(slice + 1) * SLICE).map(|n| scattered(n, CACHED_BLOCKS));
-        // Each system begins a round as often as any other.
-        for turn in 0..systems.len() {
-            let system = systems[(slice as usize + turn) % systems.len()];
-            let begun = Instant::now();
-            match system {
-                "pread" => {
-                    for number in numbers() {
-                        let read = plain.read_at(&mut block, number * BLOCK as u64)?;
-                        check(&block[..read], number)?;
-                    }
+    let spent = by_turns(&systems, SLICES, |system, slice| {
+        let slice = slice * SLICE..(slice + 1) * SLICE;
+        let numbers = slice.clone().map(|n| scattered(n, CACHED_BLOCKS));
+        match system {
+            "pread" => {
+                for number in numbers {
+                    let read = plain.read_at(&mut block, number * BLOCK as u64)?;
+                    check(&block[..read], number)?;
                 }
-                "pelton" => {
-                    for number in numbers() {
-                        let owned = buffer.take().context("the buffer came back")?;
-                        let read = engine.run(Operation::read_at(&file, owned, number * BLOCK as u64))?;
-                        check(read.bytes(), number)?;
-                        buffer = Some(read.buffer);
-                    }
-                }
-                "pelton-submit" => {
-                    for number in numbers() {
-                        let owned = buffer.take().context("the buffer came back")?;
-                        let read = Operation::read_at(&file, owned, number * BLOCK as u64);
-                        ensure!(engine.try_submit(number, read)?.is_submitted(), "one fits");
-                        let read = engine.completion()?;
-                        check(read.bytes(), read.token)?;
-                        buffer = Some(read.buffer);
-                    }
-                }
-                "tokio-fs" => tokio.read(slice * SLICE..(slice + 1) * SLICE)?,
-                _ => libuv.as_mut().context("it is there")?.read(slice * SLICE..(slice + 1) * SLICE)?,
             }
-            *spent.entry(system).or_default() += begun.elapsed().as_nanos() as u64;
+            "pelton" => {
+                for number in numbers {
+                    let owned = buffer.take().context("the buffer came back")?;
+                    let read = engine.run(Operation::read_at(&file, owned, number * BLOCK as u64))?;
+                    check(read.bytes(), number)?;
+                    buffer = Some(read.buffer);
+                }
+            }
+            "pelton-submit" => {
+                for number in numbers {
+                    let owned = buffer.take().context("the buffer came back")?;
+                    let read = Operation::read_at(&file, owned, number * BLOCK as u64);
+                    ensure!(engine.try_submit(number, read)?.is_submitted(), "one fits");
+                    let read = engine.completion()?;
+                    check(read.bytes(), read.token)?;
+                    buffer = Some(read.buffer);
+                }
+            }
+            "tokio-fs" => tokio.read(slice)?,
+            _ => libuv.as_mut().context("it is there")?.read(slice)?,
         }
-    }
-    Ok(spent.into_iter().map(|(system, spent)| (system, spent as f64 / (SLICES * SLICE) as f64)).collect())
+        Ok(())
+    })?;
+    Ok(spent.into_iter().map(|(system, spent)| (system, spent * 1e9 / (SLICES * SLICE) as f64)).collect())
 }
 
 /// libuv's own files, in a process that reads as many blocks as it is ordered to.
@@ -356,23 +370,15 @@ const DIRECT_SLICES: u64 = 10;
 fn direct(place: &Path) -> Result<Figures> {
     let path = place.join("numbered");
     numbered(&path)?;
-    let mut spent = BTreeMap::<&'static str, f64>::new();
     let (mut engine, mut ring) = (Engine::new()?, IoUring::new(IN_FLIGHT as u32)?);
     ensure!(engine.uses_io_uring(), "io_uring is refused here");
-    for slice in 0..DIRECT_SLICES {
+    let spent = by_turns(&["pelton", "io-uring-direct"], DIRECT_SLICES, |system, slice| {
         let numbers = slice * DIRECT_READS / DIRECT_SLICES..(slice + 1) * DIRECT_READS / DIRECT_SLICES;
-        for turn in 0..2 {
-            let begun = Instant::now();
-            let system = if (slice + turn) % 2 == 0 {
-                direct_by_pelton(&mut engine, &path, numbers.clone())?;
-                "pelton"
-            } else {
-                direct_by_ring(&mut ring, &path, numbers.clone())?;
-                "io-uring-direct"
-            };
-            *spent.entry(system).or_default() += begun.elapsed().as_secs_f64();
+        match system {
+            "pelton" => direct_by_pelton(&mut engine, &path, numbers),
+            _ => direct_by_ring(&mut ring, &path, numbers),
         }
-    }
+    })?;
     Ok(spent.into_iter().map(|(system, seconds)| (system, DIRECT_READS as f64 / seconds)).collect())
 }
 
@@ -461,23 +467,22 @@ fn append_calls(place: &Path) -> Result<BTreeMap<String, f64>> {
     Ok(found)
 }
 
+/// All threads append all of their messages, each in its order.
+fn append_all(append: impl Fn(&[u8]) -> Result<()> + Sync) -> Result<()> {
+    let all = &|thread| (0..APPENDS).try_for_each(|number| append(&message(thread, number)));
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || all(thread))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
+    })
+}
+
 fn append_by_pelton(place: &Path) -> Result<f64> {
     let path = place.join("log");
     let mut engine = Engine::new()?;
     let file = engine.run(Operation::open(&path, Open::for_writing().create(0o600).truncate()))?.into_file()?;
     let appenders = pelton::Appenders::new(&pelton::Options::new().flush_bytes(1 << 20), Tail::new(file)?)?;
     let begun = Instant::now();
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS)
-            .map(|thread| {
-                let appenders = appenders.clone();
-                scope.spawn(move || -> Result<()> {
-                    (0..APPENDS).try_for_each(|number| Ok(appenders.append(&message(thread, number))?))
-                })
-            })
-            .collect();
-        threads.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
-    })?;
+    append_all(|message| Ok(appenders.append(message)?))?;
     appenders.flush()?;
     let seconds = begun.elapsed().as_secs_f64();
     drop(appenders);
@@ -487,20 +492,10 @@ fn append_by_pelton(place: &Path) -> Result<f64> {
 
 fn append_by_write(place: &Path) -> Result<f64> {
     let path = place.join("log");
-    let file = Arc::new(OpenOptions::new().create(true).append(true).open(&path)?);
+    let file = OpenOptions::new().create(true).append(true).open(&path)?;
     file.set_len(0)?;
     let begun = Instant::now();
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS)
-            .map(|thread| {
-                let file = file.clone();
-                scope.spawn(move || -> Result<()> {
-                    (0..APPENDS).try_for_each(|number| Ok((&*file).write_all(&message(thread, number))?))
-                })
-            })
-            .collect();
-        threads.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
-    })?;
+    append_all(|message| Ok((&file).write_all(message)?))?;
     let seconds = begun.elapsed().as_secs_f64();
     read_back(&path)?;
     Ok(seconds)

@@ -1,15 +1,12 @@
 //! What a process measures of itself: the clock, its CPU time and context switches, its system calls, a channel's
 //! resident memory.
 
-use std::{
-    fs,
-    io::{self, Read},
-    mem,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
-    path::Path,
-};
+use std::{fs, mem, path::Path};
 
 use anyhow::{Context, Result, bail};
+use perf_event::{Builder, Counter};
+use perf_event_open_sys::bindings::PERF_TYPE_TRACEPOINT;
+use procfs::process::{MMapPath, MemoryMap, MemoryMaps, Process};
 use serde::{Deserialize, Serialize};
 
 /// CLOCK_MONOTONIC in nanoseconds. All processes share this clock, so one side may take the start and another the end.
@@ -70,24 +67,12 @@ impl Usage {
     /// ticks.
     pub fn of_process(pid: u32) -> Result<Usage> {
         let mut usage = Usage::default();
-        let tasks = format!("/proc/{pid}/task");
-        for task in fs::read_dir(&tasks).with_context(|| format!("reading {tasks}"))? {
-            let task = task?.path();
-            let schedstat = fs::read_to_string(task.join("schedstat"))
-                .with_context(|| format!("reading {}/schedstat", task.display()))?;
-            let on_cpu_ns = schedstat.split_whitespace().next().and_then(|n| n.parse::<u64>().ok());
-            usage.cpu_seconds +=
-                on_cpu_ns.with_context(|| format!("no time in {}/schedstat", task.display()))? as f64 * 1e-9;
-            let status = fs::read_to_string(task.join("status"))?;
-            let field = |name: &str| {
-                let value = status
-                    .lines()
-                    .find_map(|line| line.strip_prefix(name))
-                    .and_then(|value| value.trim().parse::<u64>().ok());
-                value.with_context(|| format!("no {name} in {}/status", task.display()))
-            };
-            usage.voluntary_switches += field("voluntary_ctxt_switches:")?;
-            usage.involuntary_switches += field("nonvoluntary_ctxt_switches:")?;
+        for task in Process::new(pid as i32)?.tasks()? {
+            let task = task?;
+            let status = task.status()?;
+            usage.cpu_seconds += task.schedstat()?.sum_exec_runtime as f64 * 1e-9;
+            usage.voluntary_switches += status.voluntary_ctxt_switches.unwrap_or_default();
+            usage.involuntary_switches += status.nonvoluntary_ctxt_switches.unwrap_or_default();
         }
         Ok(usage)
     }
@@ -108,152 +93,95 @@ impl Usage {
 /// While a counter exists, every system call of the machine takes a slow path (130 ns more on a 2.5 GHz x86-64). So a
 /// pass that is not timed opens the counter, and its end closes it.
 pub struct CallCounter {
-    counters: Vec<fs::File>,
+    counters: Vec<Counter>,
     /// The process's own calls to read the counter
     own: u64,
 }
-
-/// The kernel's perf_event_attr in its first version, of 64 bytes.
-#[repr(C)]
-struct PerfEventAttr {
-    kind: u32,
-    size: u32,
-    config: u64,
-    sample_period: u64,
-    sample_type: u64,
-    read_format: u64,
-    flags: u64,
-    wakeup_events: u32,
-    breakpoint_kind: u32,
-    config1: u64,
-}
-const _: () = assert!(size_of::<PerfEventAttr>() == 64);
-
-const PERF_TYPE_TRACEPOINT: u32 = 2;
-const PERF_FLAG_INHERIT: u64 = 1 << 1;
-const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
 
 impl CallCounter {
     /// Counts the calls of this process from now on, also of its existing threads. The calls that open the counter do
     /// not count.
     pub fn start() -> Result<CallCounter> {
-        let mut tasks = Vec::new();
-        tasks_of(std::process::id(), &mut tasks)?;
         // The calling thread makes all these calls, so the code opens its counter last and reads it first.
-        let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-        tasks.retain(|task| *task != own);
-        let mut counters = CallCounter::of_tasks(tasks)?;
-        counters.extend(CallCounter::open(0)?);
+        let own = rustix::thread::gettid().as_raw_nonzero().get();
+        let others = tasks_of(std::process::id())?.into_iter().filter(|task| *task != own);
+        let mut counters = CallCounter::of_tasks(others.chain([own]))?;
         counters.reverse();
         Ok(CallCounter { counters, own: 1 })
     }
 
     /// Counts the calls of other processes, with their present and future threads and children.
     pub fn of_processes(pids: &[u32]) -> Result<CallCounter> {
-        let mut tasks = Vec::new();
-        for pid in pids {
-            tasks_of(*pid, &mut tasks)?;
-        }
-        Ok(CallCounter { counters: CallCounter::of_tasks(tasks)?, own: 0 })
+        let tasks = pids.iter().map(|pid| tasks_of(*pid)).collect::<Result<Vec<_>>>()?;
+        Ok(CallCounter { counters: CallCounter::of_tasks(tasks.into_iter().flatten())?, own: 0 })
     }
 
-    fn of_tasks(tasks: Vec<u32>) -> Result<Vec<fs::File>> {
-        tasks.into_iter().filter_map(|task| CallCounter::open(task as i32).transpose()).collect()
-    }
-
-    /// None if the task has ended meanwhile.
-    fn open(task: i32) -> Result<Option<fs::File>> {
+    /// Leaves out tasks that have ended meanwhile.
+    fn of_tasks(tasks: impl Iterator<Item = i32>) -> Result<Vec<Counter>> {
         let places = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"]
             .map(|place| format!("{place}/events/raw_syscalls/sys_enter/id"));
         let Some(id) = places.iter().find_map(|place| fs::read_to_string(place).ok()) else {
-            bail!(
-                "cannot read {} or {}: mount tracefs and run as root to have system calls counted",
-                places[0],
-                places[1]
-            );
+            let [first, second] = places;
+            bail!("cannot read {first} or {second}: mount tracefs and run as root to have system calls counted");
         };
-        let attr = PerfEventAttr {
-            kind: PERF_TYPE_TRACEPOINT,
-            size: size_of::<PerfEventAttr>() as u32,
-            config: id
-                .trim()
-                .parse()
-                .with_context(|| format!("the tracepoint's id is `{}`, wanted a number", id.trim()))?,
-            sample_period: 0,
-            sample_type: 0,
-            read_format: 0,
-            flags: PERF_FLAG_INHERIT,
-            wakeup_events: 0,
-            breakpoint_kind: 0,
-            config1: 0,
+        let id = id.trim();
+        let id = id.parse().with_context(|| format!("the tracepoint's id is `{id}`, wanted a number"))?;
+        let open = |task| {
+            let mut builder = Builder::new().observe_pid(task);
+            builder.inherit(true).include_kernel().include_hv();
+            let attributes = builder.attrs_mut();
+            (attributes.type_, attributes.config) = (PERF_TYPE_TRACEPOINT, id);
+            let mut counter = builder.build()?;
+            counter.enable().map(|()| counter)
         };
-        // SAFETY: attr is a valid perf_event_attr of the size it says, and the kernel only reads it.
-        let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &attr, task, -1, -1, PERF_FLAG_FD_CLOEXEC) };
-        if fd < 0 {
-            let error = io::Error::last_os_error();
-            if error.raw_os_error() == Some(libc::ESRCH) {
-                return Ok(None);
+        let counter = |task| match open(task) {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => None,
+            opened => {
+                Some(opened.context("perf_event_open refused to count system calls: run as root or with CAP_PERFMON"))
             }
-            bail!("perf_event_open refused to count system calls ({error}): run as root or with CAP_PERFMON");
-        }
-        // SAFETY: the kernel has just created this descriptor for us; no other code owns it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-        Ok(Some(fs::File::from(fd)))
+        };
+        tasks.filter_map(counter).collect()
     }
 
     /// Returns the count. The call that reads it does not count.
     pub fn stop(mut self) -> Result<u64> {
-        let mut sum = 0;
-        for counter in &mut self.counters {
-            let mut bytes = [0; 8];
-            counter.read_exact(&mut bytes).with_context(|| format!("reading the counter {}", counter.as_raw_fd()))?;
-            sum += u64::from_ne_bytes(bytes);
-        }
-        Ok(sum.saturating_sub(self.own))
+        let counts = self.counters.iter_mut().map(|counter| counter.read().context("reading a counter"));
+        Ok(counts.sum::<Result<u64>>()?.saturating_sub(self.own))
     }
 }
 
 /// A process's threads, and those of its children.
-fn tasks_of(pid: u32, tasks: &mut Vec<u32>) -> Result<()> {
-    let place = format!("/proc/{pid}/task");
-    for task in fs::read_dir(&place).with_context(|| format!("reading {place}"))? {
+fn tasks_of(pid: u32) -> Result<Vec<i32>> {
+    let mut tasks = Vec::new();
+    for task in Process::new(pid as i32)?.tasks()? {
         let task = task?;
-        tasks.push(task.file_name().to_string_lossy().parse().context("a task is no number")?);
+        tasks.push(task.tid);
         // A kernel may be built without this list; then the counter leaves children out.
-        let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-        for child in children.split_whitespace() {
-            tasks_of(child.parse().context("a child is no number")?, tasks)?;
+        for child in task.children().unwrap_or_default() {
+            tasks.extend(tasks_of(child)?);
         }
     }
-    Ok(())
+    Ok(tasks)
 }
 
 /// The resident bytes of this process's mappings of pelton's memfds, and of files below `directory`, where a channel
 /// keeps its own. Allocated memory that this process never touched is not resident here.
 pub fn resident_bytes(directory: &Path) -> Result<u64> {
-    let smaps = fs::read_to_string("/proc/self/smaps").context("reading /proc/self/smaps")?;
-    Ok(resident_bytes_in(&smaps, directory))
+    Ok(resident_bytes_in(&Process::myself()?.smaps()?, directory))
 }
 
-fn resident_bytes_in(smaps: &str, directory: &Path) -> u64 {
-    let mut ours = false;
-    let mut bytes = 0;
-    for line in smaps.lines() {
-        if let Some(kilobytes) = line.strip_prefix("Rss:") {
-            if ours {
-                bytes += kilobytes.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024;
-            }
-        } else if line.split_whitespace().next().is_some_and(|first| !first.ends_with(':')) {
-            // The head of a mapping: addresses, rights, offset, device, inode, and perhaps a path.
-            let path = line.splitn(6, ' ').nth(5).unwrap_or("").trim();
-            ours = path.starts_with("/memfd:pelton") || Path::new(path).starts_with(directory);
-        }
-    }
-    bytes
+fn resident_bytes_in(maps: &MemoryMaps, directory: &Path) -> u64 {
+    let is_channel = |map: &&MemoryMap| match &map.pathname {
+        MMapPath::Path(path) => path.starts_with(directory) || path.to_string_lossy().starts_with("/memfd:pelton"),
+        _ => false,
+    };
+    maps.iter().filter(is_channel).filter_map(|map| map.extension.map.get("Rss")).sum()
 }
 
 #[cfg(test)]
 mod tests {
+    use procfs::FromBufRead;
+
     use super::*;
 
     #[test]
@@ -273,10 +201,11 @@ Rss:                  16 kB
 Rss:                  64 kB
 7f02-7f03 r--p 00000000 fe:00 14    /home/pelton/lib/libpelton.so
 Rss:                 900 kB
-7f03-7f04 rw-p 00000000 00:00 0
+7f03-7f04 rw-p 00000000 00:00 0    [heap]
 Rss:                  32 kB
 ";
-        assert_eq!(resident_bytes_in(smaps, Path::new("/dev/shm/run-1")), 148 * 1024);
+        let maps = MemoryMaps::from_buf_read(smaps.as_bytes()).unwrap();
+        assert_eq!(resident_bytes_in(&maps, Path::new("/dev/shm/run-1")), 148 * 1024);
     }
 
     #[test]

@@ -146,7 +146,7 @@ impl SizeSequence {
 }
 
 /// A process's role.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// Receives the messages (stream, idle); on the first CPU, as in limits.c
@@ -184,23 +184,6 @@ impl Role {
     /// Whether this side creates the name that the other connects to.
     pub fn listens(self) -> bool {
         matches!(self, Role::Receiver | Role::Answerer | Role::Service)
-    }
-
-    /// The word for error messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Role::Receiver => "receiver",
-            Role::Sender => "sender",
-            Role::Filler => "filler",
-            Role::Asker => "asker",
-            Role::Answerer => "answerer",
-            Role::Idler => "idler",
-            Role::Appender => "appender",
-            Role::Service => "service",
-            Role::Client => "client",
-            Role::Flooder => "flooder",
-            Role::Threads => "threads",
-        }
     }
 }
 
@@ -321,8 +304,6 @@ pub struct Job {
     pub index: u32,
     /// Threads of an append
     pub threads: u32,
-    /// Whether they append to a file, in `directory`
-    pub to_file: bool,
     /// The passes, in order
     pub passes: Vec<Pass>,
     /// The CPU to pin to

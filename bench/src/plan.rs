@@ -141,16 +141,8 @@ impl fmt::Display for Choice {
     }
 }
 
-/// What a run is given beside its job.
-pub struct Setting<'a> {
-    /// The receiver's and the sender's; empty if nothing is pinned
-    pub cpus: &'a [usize],
-    /// Ends every wait
-    pub interrupts: &'a Interrupts,
-}
-
-/// Makes one run.
-pub type RunOnce = fn(&Job, &Setting<'_>) -> Result<Run>;
+/// Makes one run. An interrupt ends every wait.
+pub type RunOnce = fn(&Job, &Interrupts) -> Result<Run>;
 
 /// A measurement, as the command line requests it.
 #[derive(Clone)]
@@ -361,8 +353,6 @@ pub struct Common {
 
 /// The defaults of a workload, and what else its plan begins with.
 pub struct Defaults {
-    /// The workload's name
-    pub workload: &'static str,
     /// See [`Kind`]
     pub kind: Kind,
     /// The roles, that of the first CPU first
@@ -379,7 +369,6 @@ pub struct Defaults {
 
 /// Of a stream: messages one way between two processes.
 pub const ONE_WAY: Defaults = Defaults {
-    workload: "",
     kind: Kind::Processes,
     roles: &[Role::Receiver, Role::Sender],
     size: 256,
@@ -387,10 +376,12 @@ pub const ONE_WAY: Defaults = Defaults {
     sleeps: false,
     systems: "",
 };
+/// Of a round trip: messages there and back.
+pub const THERE_AND_BACK: Defaults = Defaults { roles: &[Role::Asker, Role::Answerer], size: 64, ..ONE_WAY };
 
 impl Common {
     /// The plan, of `count` messages if the command line says nothing else, with the options of all workloads checked.
-    pub fn plan(&self, defaults: &Defaults, count: impl FnOnce(SizeRange) -> u64) -> Result<Plan> {
+    pub fn plan<O: Options>(&self, defaults: Defaults, count: impl FnOnce(SizeRange) -> u64) -> Result<Plan> {
         let sizes = self.size.unwrap_or(SizeRange::fixed(defaults.size));
         let capacity = self.capacity.unwrap_or(defaults.capacity);
         // Larger requests and replies travel in pieces.
@@ -412,7 +403,7 @@ impl Common {
         let job = Job {
             system: String::new(),
             wait: Wait::Spin,
-            workload: defaults.workload.to_string(),
+            workload: O::NAME.to_string(),
             kind: defaults.kind,
             role: defaults.roles[0],
             sizes,
@@ -424,7 +415,6 @@ impl Common {
             calls: Calls::default(),
             index: 0,
             threads: 0,
-            to_file: false,
             passes: Vec::new(),
             cpu: None,
             cpus: Vec::new(),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     measure::Usage,
-    parameters::{Job, Role},
+    parameters::{Job, Role, word},
     side::{NAMED, PassReport},
     statistics::median,
 };
@@ -144,8 +144,8 @@ fn by_role(job: &Job, sides: impl IntoIterator<Item = SideFigures>) -> BTreeMap<
     let alone = sides.len() == 1;
     let name = |index: usize| match job.launch.roles {
         [_, _] if alone => "both".to_string(),
-        [_, role] if job.launch.numbered && index > 0 => format!("{}-{index}", role.name()),
-        roles => roles[index].name().to_string(),
+        [_, role] if job.launch.numbered && index > 0 => format!("{}-{index}", word(*role)),
+        roles => word(roles[index]),
     };
     sides.into_iter().enumerate().map(|(index, side)| (name(index), side)).collect()
 }

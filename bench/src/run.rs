@@ -18,7 +18,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::{
     measure::CallCounter,
     parameters::{Job, Launch, Pass, Placement, Role},
-    plan::{Choice, Plan, RunOnce, Setting},
+    plan::{Choice, Plan, RunOnce},
     quota::Quota,
     record::{Run, run_of_messages},
     report::{Report, SystemReport},
@@ -132,7 +132,6 @@ pub fn measure(plan: &Plan, systems: &[Choice], interrupts: &Interrupts, bar: &P
             }
         });
     }
-    let setting = Setting { cpus: &cpus, interrupts };
     for number in 0..=plan.runs {
         // Before its first run each system may find its number of messages.
         if number == 0 && plan.seconds.is_none() {
@@ -146,7 +145,7 @@ pub fn measure(plan: &Plan, systems: &[Choice], interrupts: &Interrupts, bar: &P
                 (system.choice.system.vary)(&mut counted);
                 let passes = counted.passes(system.wait, count_calls, job.launch.process.is_foreign);
                 let job = Job { passes, ..job.clone() };
-                let once = |job: &Job| run_once(job, *run, &setting);
+                let once = |job: &Job| run_once(job, *run, interrupts);
                 let done = match plan.seconds.filter(|_| number == 0) {
                     Some(seconds) => calibrate(&job, seconds, plan.count, once).map(|count| system.count = count),
                     None => once(&job).map(|run| system.runs.push(run)),
@@ -225,22 +224,22 @@ pub fn deadline(job: &Job) -> Instant {
     Instant::now() + Duration::from_secs(60) + Duration::from_secs_f64(seconds.min(30.0 * 86400.0))
 }
 
-fn run_once(job: &Job, run: RunOnce, setting: &Setting<'_>) -> Result<Run> {
+fn run_once(job: &Job, run: RunOnce, interrupts: &Interrupts) -> Result<Run> {
     let directory = directory(job)?;
-    run(&Job { directory: directory.path().to_path_buf(), ..job.clone() }, setting)
+    run(&Job { directory: directory.path().to_path_buf(), ..job.clone() }, interrupts)
 }
 
 /// A run in which all sides make all passes together, and its figures.
-pub fn exchange(job: &Job, setting: &Setting<'_>) -> Result<Run> {
-    let (job, reports) = reports(job, setting)?;
+pub fn exchange(job: &Job, interrupts: &Interrupts) -> Result<Run> {
+    let (job, reports) = reports(job, interrupts)?;
     Ok(run_of_messages(&job, &reports))
 }
 
 /// The reports of a run in which all sides make all passes together: for each pass that makes figures those of all
 /// sides, the one of the first CPU first.
-pub fn reports(job: &Job, setting: &Setting<'_>) -> Result<(Job, Vec<Vec<PassReport>>)> {
+pub fn reports(job: &Job, interrupts: &Interrupts) -> Result<(Job, Vec<Vec<PassReport>>)> {
     let process = job.launch.process;
-    let mut sides = Sides::new(setting.interrupts, deadline(job));
+    let mut sides = Sides::new(interrupts, deadline(job));
     for role in if process.is_both { &[Role::Threads] } else { job.launch.roles } {
         if job.idle > 0 {
             // The sides that are not measured connect before those that are; a flooding client floods from then on.
@@ -250,12 +249,12 @@ pub fn reports(job: &Job, setting: &Setting<'_>) -> Result<(Job, Vec<Vec<PassRep
                 _ => None,
             };
             if let Some(beside) = beside {
-                sides.start(job, beside, 0, setting.cpus)?;
+                sides.start(job, beside, 0)?;
                 sides.expect_word(sides.sides.len() - 1, "ready")?;
             }
         }
         for index in 0..if matches!(role, Role::Sender | Role::Client) { job.senders } else { 1 } {
-            sides.start(job, *role, index, setting.cpus)?;
+            sides.start(job, *role, index)?;
         }
     }
     let measured_sides =

@@ -21,7 +21,7 @@ use rustix::{
 
 use crate::{
     measure::Usage,
-    parameters::{Job, Role, Wait},
+    parameters::{Job, Role, Wait, word},
     side::{PassReport, SIDE},
 };
 
@@ -104,8 +104,8 @@ impl Side {
         Ok(Side { role: job.role, child, orders, output, text: Vec::new(), errors })
     }
 
-    pub(crate) fn name(&self) -> &'static str {
-        self.role.name()
+    pub(crate) fn name(&self) -> String {
+        word(self.role)
     }
 
     pub(crate) fn kill(&mut self) {
@@ -227,10 +227,10 @@ impl<'a> Sides<'a> {
     }
 
     /// Starts one more side: `index` numbers the sides of one role.
-    pub(crate) fn start(&mut self, job: &Job, role: Role, index: u32, cpus: &[usize]) -> Result<()> {
+    pub(crate) fn start(&mut self, job: &Job, role: Role, index: u32) -> Result<()> {
         // A program with threads of its own may use both CPUs.
         let pinned = !job.launch.process.is_unpinned;
-        let cpu = cpus.get(role.cpu_index()).copied().filter(|_| pinned && role != Role::Threads);
+        let cpu = job.cpus.get(role.cpu_index()).copied().filter(|_| pinned && role != Role::Threads);
         let mut job = Job { role, index, cpu, ..job.clone() };
         if job.launch.process.is_service_only {
             // The service's waits are its own.
@@ -241,9 +241,9 @@ impl<'a> Sides<'a> {
     }
 
     /// Starts a receiver and a sender, the sides 0 and 1, and waits until both are ready.
-    pub(crate) fn start_both(&mut self, job: &Job, cpus: &[usize]) -> Result<()> {
-        self.start(job, Role::Receiver, 0, cpus)?;
-        self.start(job, Role::Sender, 0, cpus)?;
+    pub(crate) fn start_both(&mut self, job: &Job) -> Result<()> {
+        self.start(job, Role::Receiver, 0)?;
+        self.start(job, Role::Sender, 0)?;
         self.expect_word(0, "ready")?;
         self.expect_word(1, "ready")
     }
@@ -255,9 +255,9 @@ impl<'a> Sides<'a> {
     }
 
     /// Starts one more side and lets it do its part.
-    pub(crate) fn run_side(&mut self, job: &Job, role: Role, cpus: &[usize]) -> Result<PassReport> {
+    pub(crate) fn run_side(&mut self, job: &Job, role: Role) -> Result<PassReport> {
         let index = self.sides.len();
-        self.start(job, role, 0, cpus)?;
+        self.start(job, role, 0)?;
         self.expect_word(index, "ready")?;
         if role.listens() {
             self.order_start(index)?
@@ -289,7 +289,7 @@ impl<'a> Sides<'a> {
             Event::End(failed) => Err(self.failure(failed)),
             Event::Text => {
                 let said = self.sides.iter_mut().find_map(|side| Some((side.name(), side.take_line()?)));
-                let (name, line) = said.unwrap_or(("side", "a part of a line".to_string()));
+                let (name, line) = said.unwrap_or(("side".to_string(), "a part of a line".to_string()));
                 bail!("the {name} wrote {line}, wanted silence")
             }
         }
@@ -390,7 +390,7 @@ mod tests {
         let mut sides = Sides::new(&interrupts, minute());
         let many =
             "yes an old warning | head -c 1000000 >&2; echo the final text >&2; echo '\"ready\"'; read order; exit 3";
-        sides.start(&script(many), Role::Receiver, 0, &[]).unwrap();
+        sides.start(&script(many), Role::Receiver, 0).unwrap();
         sides.expect_word(0, "ready").unwrap();
         let error = sides.end().unwrap_err().to_string();
         assert!(error.contains("the final text") && error.len() < 20_000, "{error}");
@@ -400,7 +400,7 @@ mod tests {
     fn output_of_a_side_that_must_be_silent_is_an_error() {
         let interrupts = Interrupts::new().unwrap();
         let mut sides = Sides::new(&interrupts, minute());
-        sides.start(&script("echo its own text; read order"), Role::Receiver, 0, &[]).unwrap();
+        sides.start(&script("echo its own text; read order"), Role::Receiver, 0).unwrap();
         let error = sides.expect_silence(Duration::from_secs(60)).unwrap_err().to_string();
         assert!(error.contains("the receiver") && error.contains("its own text"), "{error}");
     }

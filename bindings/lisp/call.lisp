@@ -55,8 +55,11 @@ NAME-ERROR, OPTION-ERROR and others.
 cancelled."
   `(with-handle (,client (open-client ,name ,@options)) ,@body))
 
-(defun submit-octets (client octets start end timeout flags out)
-  "Submits a request with FLAGS, whose number is written to OUT; or a notification, if FLAGS is NIL."
+(defconstant +traced-bytes+ 32 "What a request with a traceparent has more: spec/call.md.")
+
+(defun submit-octets (client octets start end timeout flags traceparent out)
+  "Submits a request with FLAGS, whose number is written to OUT; or a notification, if FLAGS is NIL. TRACEPARENT may be
+NIL."
   (declare (type client client) (type (or null (unsigned-byte 32)) flags))
   (let ((handle (handle-address client)))
     ;; A handle that only the caller refers to must not become garbage meanwhile.
@@ -64,9 +67,12 @@ cancelled."
       (with-octets-at (sap size) (octets start end)
         (persisting (:what "submit")
           (attempt-waiting (client handle timeout deadline :spins (handle-spins client))
-            (let ((no-space (if (eql deadline +no-wait+) +ok+ (wait-for-space handle size flags deadline))))
+            (let ((no-space (if (eql deadline +no-wait+)
+                                +ok+
+                                (wait-for-space handle (if traceparent (+ size +traced-bytes+) size) flags deadline))))
               ;; Without a deadline, which the service would get as the call's.
               (cond ((not (eql no-space +ok+)) no-space)
+                    (traceparent (%client-submit-traced handle sap size traceparent flags +no-wait+ out))
                     (flags (%client-submit handle sap size flags +no-wait+ out))
                     (t (%client-notify handle sap size +no-wait+))))))))))
 
@@ -83,24 +89,25 @@ itself. Returns 0, or a code that the next attempt would not report."
             ((or (eql code +again+) (and (null flags) (eql code +refused+))) +ok+)
             (t code)))))
 
-(defun submit (client octets &key (start 0) end timeout idempotent)
+(defun submit (client octets &key (start 0) end timeout idempotent traceparent)
   "Submits the bytes of OCTETS from START to END as a request, and does not await the reply. Returns the call's number,
 for AWAIT and CANCEL. Waits for free space, and while 1,024 calls are in flight, up to TIMEOUT seconds; replies that
 come meanwhile are kept. :IDEMPOTENT T: the call may be carried out twice; if its service ends, another process of the
-name gets it. Signals TIMED-OUT, TOO-LARGE-ERROR; REFUSED-ERROR: so many replies wait to be taken that waiting is
+name gets it. :TRACEPARENT is the header of W3C Trace Context with the span of which the call is a part, a string, for
+REQUEST-TRACEPARENT; one that is not valid is as none. Signals TIMED-OUT, TOO-LARGE-ERROR; REFUSED-ERROR: so many replies wait to be taken that waiting is
 without effect; then nothing was submitted. An interrupt that unwinds may leave it submitted. Restarts: WAIT-LONGER;
 DROP-MESSAGE, which returns NIL.
 
     (let ((call (pelton:submit client octets)))
       (pelton:await client :call call :timeout 1))"
   (with-words (out 1)
-    (and (submit-octets client octets start end timeout (if idempotent +idempotent+ 0) out)
+    (and (submit-octets client octets start end timeout (if idempotent +idempotent+ 0) traceparent out)
          (sap-ref-64 out 0))))
 
 (defun notify (client octets &key (start 0) end timeout)
   "Sends the service a message that it does not reply to. Returns true. Otherwise as SUBMIT."
   (with-words (out 1)
-    (and (submit-octets client octets start end timeout nil out) t)))
+    (and (submit-octets client octets start end timeout nil nil out) t)))
 
 (defun cancel (client call)
   "Cancels a call: its replies are dropped. Does not wait. Returns NIL if it is not in flight."
@@ -195,38 +202,40 @@ in flight."
   (with-completion ((sap size outcome number) client call :timeout timeout)
     (values (sap-octets sap size) outcome number)))
 
-(defmacro calling ((call replied client octets timeout) &body body)
+(defmacro calling ((call replied client octets timeout traceparent) &body body)
   "Submits a request, and runs BODY with its number. It is cancelled when BODY is left unless BODY has set REPLIED.
 DROP-MESSAGE: NIL."
   (let ((at (gensym "AT")))
     `(let ((,replied nil))
        (guarding (,at 1)
            (interruptible
-             (when (submit-octets ,client ,octets 0 nil ,timeout 0 (int-sap ,at))
+             (when (submit-octets ,client ,octets 0 nil ,timeout 0 ,traceparent (int-sap ,at))
                (let ((,call (sap-ref-64 (int-sap ,at) 0))) ,@body)))
          (unless (or ,replied (zerop (sap-ref-64 (int-sap ,at) 0)))
            ;; Its error is not signalled: the condition that unwinds says more.
            (undelivered-completion ,client (sap-ref-64 (int-sap ,at) 0))
            (%client-cancel (handle-address ,client) (sap-ref-64 (int-sap ,at) 0)))))))
 
-(defmacro with-call (((sap size) client octets &key timeout) &body body)
+(defmacro with-call (((sap size) client octets &key timeout traceparent) &body body)
   "Calls, and runs BODY with SAP at the SIZE bytes of the reply in the lane, which is released however BODY is left. Of
 a reply in parts that is the first part; the call is then cancelled. Returns the values of BODY. Waits and signals as
 CALL."
   (let ((of (gensym "CLIENT")) (call (gensym "CALL")) (seconds (gensym "TIMEOUT")) (outcome (gensym)) (number (gensym))
         (replied (gensym "REPLIED")))
     `(let ((,of ,client) (,seconds ,timeout))
-       (calling (,call ,replied ,of ,octets ,seconds)
+       (calling (,call ,replied ,of ,octets ,seconds ,traceparent)
          (with-completion ((,sap ,size ,outcome ,number) ,of ,call :timeout ,seconds)
            (setf ,replied (not (eq ,outcome :part)))
            ,@body)))))
 
-(defun call (client octets &key timeout)
+(defun call (client octets &key timeout traceparent)
   "Submits a request and returns the reply, a fresh vector of its bytes; of a reply in parts all of them, without a
 limit of their sum. Waits up to TIMEOUT seconds for free space, and as long for each part; interrupts are served. A call
-that is left before its reply is cancelled. Conditions as SUBMIT and AWAIT."
+that is left before its reply is cancelled. :TRACEPARENT and conditions as SUBMIT and AWAIT.
+
+    (pelton:call client octets :traceparent \"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\")"
   (let ((parts '()))
-    (calling (number replied client octets timeout)
+    (calling (number replied client octets timeout traceparent)
       (loop
         (multiple-value-bind (octets outcome) (await client :call number :timeout timeout)
           (push octets parts)
@@ -316,6 +325,14 @@ others as REPLY."
   (declare (type request request))
   (replying (request) (%responder-end (request-responder request)))
   (values))
+
+(defun request-traceparent (request)
+  "Returns the header traceparent of W3C Trace Context with which the client has submitted the REQUEST, a string: its span
+is the parent of this service's. NIL if it came without a valid one, if it is a notification, and after the reply. Does
+not wait."
+  (declare (type request request))
+  (unless (zerop (request-responder request))
+    (traceparent-by #'%responder-traceparent (request-responder request))))
 
 (defun request-cancelled-p (request)
   "Returns true if the client has cancelled the call, or has gone. It still needs a reply: choose the cheapest. Does not

@@ -59,15 +59,15 @@ closes LISTENER. Interrupts are served until a peer has connected."
     `(let ((spins (eq wait :spin)))
        (if accept
            (accept-peer (check (with-options (options channel-options wait capacity message-bytes-max resident-bytes-max
-                                                      memory-bytes-max uids create mode lanes)
+                                                      memory-bytes-max uids create mode lanes traced)
                                  (opening (out %make-listener) (%listener-open name options out))))
                         timeout spins #',(in-kind "%make-~a") #',(in-kind "%listener-accept-~a"))
            (opening-in-steps (,kind name timeout ,(in-kind "%make-~a") :spins spins)
                              (options channel-options wait capacity message-bytes-max resident-bytes-max
-                                      memory-bytes-max uids create mode lanes))))))
+                                      memory-bytes-max uids create mode lanes traced))))))
 
 (defun open-sender (name &key accept timeout wait capacity message-bytes-max resident-bytes-max memory-bytes-max uids
-                           create mode lanes)
+                           create mode lanes traced)
   "Opens the sender of a channel.
 
 NAME: \"events\" connects to the receiver that listens under this short name, \"unix:PATH\" at this socket. \"path:DIR\"
@@ -80,6 +80,9 @@ waits without limit.
 :RESIDENT-BYTES-MAX, :MEMORY-BYTES-MAX: limits of memory in bytes. :UIDS a list of users that may be the peer, besides
 this process's own. For a path, :CREATE T creates the channel if there is none, with the permissions :MODE, #o700, and
 :LANES, 1, the largest number of senders.
+:TRACED T: messages may have a :TRACEPARENT, their position in a distributed trace. One that has none costs nothing
+more; the largest message is 40 bytes smaller. On a path the process that creates the channel decides. The receiver needs no
+option, but a pelton that knows it: an earlier version is refused.
 
 Interrupts are served while it waits. Signals TIMED-OUT with the restart WAIT-LONGER, NO-LISTENER-ERROR,
 NO-CHANNEL-ERROR, ROLE-TAKEN-ERROR, REFUSED-ERROR, NAME-ERROR, OPTION-ERROR and others; their text says what to do.
@@ -89,9 +92,10 @@ NO-CHANNEL-ERROR, ROLE-TAKEN-ERROR, REFUSED-ERROR, NAME-ERROR, OPTION-ERROR and 
   (open-endpoint sender))
 
 (defun open-receiver (name &key accept timeout wait capacity message-bytes-max resident-bytes-max memory-bytes-max uids
-                             create mode lanes)
+                             create mode lanes traced)
   "Opens the receiver of a channel. Arguments, waiting and conditions as OPEN-SENDER. A path's receiver begins with the
-oldest message that was not released; with :TIMEOUT it also waits for a sender, unless there is a message.
+oldest message that was not released; with :TIMEOUT it also waits for a sender, unless there is a message. :TRACED
+applies to a path that it creates.
 
     (pelton:with-receiver (receiver \"events\" :accept t)
       (pelton:do-messages (octets receiver) (print octets)))"
@@ -107,11 +111,11 @@ NAME may be NIL for those threads alone. Does not wait.
                                 senders-max membership-events)
            (opening (out %make-receiver :spins (eq wait :spin)) (%receiver-gather name options out)))))
 
-(defun make-channel (&key wait capacity message-bytes-max resident-bytes-max)
+(defun make-channel (&key wait capacity message-bytes-max resident-bytes-max traced)
   "Returns the sender and the receiver of a channel between threads of this process. Options as OPEN-SENDER. Does not
 wait. Signals OPTION-ERROR, SYSTEM-ERROR."
   (check-library)
-  (with-options (options channel-options wait capacity message-bytes-max resident-bytes-max)
+  (with-options (options channel-options wait capacity message-bytes-max resident-bytes-max traced)
     (with-words (out 2)
       (multiple-value-bind (sender receiver)
           (without-interrupts
@@ -188,21 +192,37 @@ must have ended by then."
     (or (eql tried +ok+)
         (send-slowly sender (sap-int sap) size timeout tried))))
 
+(defun send-traced (sender sap size timeout traceparent)
+  "As SEND, for SIZE bytes at SAP, a system area pointer, with a traceparent."
+  (declare (type sender sender) (type system-area-pointer sap) (type (unsigned-byte 62) size))
+  (let ((handle (handle-address sender)))
+    (and (persisting (:handle sender :what "send")
+           (attempt-waiting (sender handle timeout deadline :spins (handle-spins sender) :size size :handle sender)
+             (%sender-send-traced handle sap size traceparent deadline)))
+         t)))
+
 (declaim (inline send))
-(defun send (sender octets &key (start 0) end timeout)
+(defun send (sender octets &key (start 0) end timeout traceparent)
   "Sends the bytes of OCTETS from START to END as one message, which is copied once, into the lane. SENDER is a SENDER,
 or SENDERS, which any thread may use. Waits for free space, up to TIMEOUT seconds. Returns true. Interrupts are served
 while it waits, with SENDERS within 50 ms.
+:TRACEPARENT is the header of W3C Trace Context with this program's span, a string, for the receiver. One that is not
+valid is as none; so is any on a channel without :TRACED, and with SENDERS.
 Signals TIMED-OUT, TOO-LARGE-ERROR, and a CHANNEL-ENDED after the receiver has gone; then nothing was sent. Restarts:
 WAIT-LONGER; DROP-MESSAGE, which returns NIL; after PEER-DIED-ERROR RESUME-CHANNEL, which waits for a successor of the
 receiver, and sends to that."
   (with-octets-at (sap size) (octets start end)
-    (send-sap sender sap size timeout)))
+    (if (and traceparent (typep sender 'sender))
+        (send-traced sender sap size timeout traceparent)
+        (send-sap sender sap size timeout))))
 
-(defun try-send (sender octets &key (start 0) end)
+(defun try-send (sender octets &key (start 0) end traceparent)
   "As SEND, but never waits: returns NIL if there is no free space, and has sent nothing."
   (with-octets-at (sap size) (octets start end)
-    (eql (check (try-send-sap sender sap size)) +ok+)))
+    (eql (check (if (and traceparent (typep sender 'sender))
+                    (attempt (%sender-send-traced (handle-address sender) sap size traceparent +no-wait+))
+                    (try-send-sap sender sap size)))
+         +ok+)))
 
 (defun send-batch (sender messages &key timeout)
   "Sends a list of messages, vectors of bytes, which become visible together or not at all. Waits for free space for
@@ -263,7 +283,12 @@ calls."
          :code +reserved+
          :detail "a WITH-RESERVED of this sender, or of this thread's appender, is open: only its body may write"))
 
-(defun reserve-slowly (sender size at timeout tried)
+(defmacro %reserve (address size traceparent deadline out)
+  `(if ,traceparent
+       (%sender-reserve-traced ,address ,size ,traceparent ,deadline ,out)
+       (%sender-reserve ,address ,size ,deadline ,out)))
+
+(defun reserve-slowly (sender size at timeout traceparent tried)
   "Reserves SIZE bytes, and writes their address to AT. Waits and signals: true, or NIL by DROP-MESSAGE. TRIED is the
 first result, or NIL: there is a reservation."
   (declare (type sender sender) (type (unsigned-byte 62) size at))
@@ -274,9 +299,9 @@ first result, or NIL: there is a reservation."
     (persisting (:handle sender :what "send")
       (attempt-waiting (sender address timeout deadline :spins (handle-spins sender) :size size :tried tried
                                                         :handle sender)
-        (%sender-reserve address size deadline (int-sap at))))))
+        (%reserve address size traceparent deadline (int-sap at))))))
 
-(defmacro sending-reserved ((sender wanted timeout) write)
+(defmacro sending-reserved ((sender wanted timeout traceparent) write)
   "As APPENDING-RESERVED, of SENDER."
   (let ((at (gensym "AT")) (tried (gensym "TRIED")) (address (gensym "ADDRESS")))
     `(let ((,tried nil) (,address (handle-address ,sender)))
@@ -284,10 +309,10 @@ first result, or NIL: there is a reservation."
            (progn
              (unless (handle-reserved ,sender)
                (setf (handle-reserved ,sender) t
-                     ,tried (result (%sender-reserve ,address ,wanted +no-wait+ (int-sap ,at))))
+                     ,tried (result (%reserve ,address ,wanted ,traceparent +no-wait+ (int-sap ,at))))
                (unless (typep ,tried 'fixnum) (note ,sender ,tried)))
              (when (or (eql ,tried +ok+)
-                       (interruptible (reserve-slowly ,sender ,wanted ,at ,timeout ,tried)))
+                       (interruptible (reserve-slowly ,sender ,wanted ,at ,timeout ,traceparent ,tried)))
                (multiple-value-prog1 (interruptible (,write ,at))
                  (check (result (%sender-commit ,address (ldb (byte 62 0) (sap-ref-64 (int-sap ,at) 8)))))
                  ;; There is no reservation any more.
@@ -297,19 +322,21 @@ first result, or NIL: there is a reservation."
              (%sender-abort ,address))
            (setf (handle-reserved ,sender) nil))))))
 
-(defmacro with-reserved (((sap size) handle bytes &key timeout) &body body)
+(defmacro with-reserved (((sap size) handle bytes &key timeout traceparent) &body body)
   "Reserves BYTES bytes of shared memory, runs BODY with SAP at them, aligned to 8, and sends or appends them as a
 message when BODY ends normally: the first SIZE bytes, a variable that BODY may set to less than BYTES. If BODY is left
 otherwise, nothing is sent. HANDLE is a SENDER, or APPENDERS. Until BODY ends, another use of that sender, or of those
 appenders by this thread, is a RESERVED-ERROR. Waits for free space as SEND, up to TIMEOUT seconds, or as
-APPEND-MESSAGE. Returns the values of BODY. Conditions and restarts as those; after DROP-MESSAGE BODY does not run, and
-the value is NIL. Declare the type of HANDLE where speed matters.
+APPEND-MESSAGE. :TRACEPARENT of a SENDER is as of SEND. Returns the values of BODY. Conditions and restarts as those;
+after DROP-MESSAGE BODY does not run, and the value is NIL. Declare the type of HANDLE where speed matters.
 
     (pelton:with-reserved ((sap size) sender 16)
       (setf (sb-sys:sap-ref-64 sap 0) 1
             (sb-sys:sap-ref-64 sap 8) 2))"
-  (let ((writer (gensym "HANDLE")) (wanted (gensym "BYTES")) (write (gensym "WRITE")) (at (gensym "AT")))
-    `(let ((,writer ,handle) (,wanted ,bytes))
+  (let ((writer (gensym "HANDLE")) (wanted (gensym "BYTES")) (write (gensym "WRITE")) (at (gensym "AT"))
+        ;; NIL is known at compile time, where it is nearly always.
+        (trace (and traceparent (gensym "TRACEPARENT"))))
+    `(let ((,writer ,handle) (,wanted ,bytes) ,@(when trace `((,trace ,traceparent))))
        (declare (type (unsigned-byte 62) ,wanted))
        (flet ((,write (,at)
                 (declare (type (unsigned-byte 62) ,at))
@@ -321,7 +348,7 @@ the value is NIL. Declare the type of HANDLE where speed matters.
          ;; Where the type of HANDLE is known, SBCL deletes one of the two calls, and inlines the function in the other.
          (declare (dynamic-extent #',write) (sb-ext:muffle-conditions sb-ext:code-deletion-note))
          (etypecase ,writer
-           (sender (sending-reserved (,writer ,wanted ,timeout) ,write))
+           (sender (sending-reserved (,writer ,wanted ,timeout ,trace) ,write))
            (appenders (appending-reserved (,writer ,wanted) ,write)))))))
 
 ;;; ---- Receiving
@@ -377,6 +404,19 @@ receive gets it."
              (%receiver-release (handle-address ,receiver))
              (keep-undelivered ,receiver ,at))))))
 
+(defun traceparent-by (write handle)
+  "What WRITE, a function of the library, writes for a C handle: a string, or NIL."
+  (declare (type function write))
+  (with-words (sap (ceiling +traceparent-size+ 8))
+    (when (eql (check (attempt (funcall write handle sap))) 1)
+      (map-into (make-string (1- +traceparent-size+) :element-type 'base-char)
+                (let ((i -1)) (lambda () (code-char (sap-ref-8 sap (incf i)))))))))
+
+(defun received-traceparent (receiver)
+  "The traceparent of the message that is received and not released, or NIL."
+  (declare (type receiver receiver))
+  (traceparent-by #'%receiver-traceparent (handle-address receiver)))
+
 (defmacro with-message-at ((at sap size seq lane redelivered) &body body)
   "Runs BODY with the parts of the message at AT; each name may be NIL."
   `(let (,@(when sap `((,sap (int-sap (message.data (int-sap ,at)))) 
@@ -387,11 +427,16 @@ receive gets it."
      ,@(when sap `((declare (ignorable ,sap ,size))))
      ,@body))
 
-(defmacro with-received (((sap size &key seq lane redelivered) receiver &key timeout) &body body)
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun with-traceparent (variable receiver body)
+    "BODY, with VARIABLE bound to the traceparent of the received message; NIL: as it is."
+    (if variable `((let ((,variable (received-traceparent ,receiver))) ,@body)) body)))
+
+(defmacro with-received (((sap size &key seq lane redelivered traceparent) receiver &key timeout) &body body)
   "Receives the next message and runs BODY with SAP at its SIZE bytes in the lane, aligned to 8. It is released however
 BODY is left, and must not be read afterwards. A sender that violates the rules can change it at any time: where that
-matters, copy it once with SAP-OCTETS. SEQ, LANE and REDELIVERED are variables for the values of RECEIVE. Waits up to
-TIMEOUT seconds. Returns the values of BODY. Conditions as RECEIVE.
+matters, copy it once with SAP-OCTETS. SEQ, LANE, REDELIVERED and TRACEPARENT are variables for the values of RECEIVE.
+Waits up to TIMEOUT seconds. Returns the values of BODY. Conditions as RECEIVE.
 
     (pelton:with-received ((sap size) receiver :timeout 1)
       (sb-sys:sap-ref-64 sap 0))"
@@ -400,9 +445,10 @@ TIMEOUT seconds. Returns the values of BODY. Conditions as RECEIVE.
        (receiving (,at ,tried ,delivered ,from)
          (next-message ,from ,at ,timeout nil ,tried)
          (setf ,delivered t)
-         (with-message-at (,at ,sap ,size ,seq ,lane ,redelivered) ,@body)))))
+         (with-message-at (,at ,sap ,size ,seq ,lane ,redelivered)
+           ,@(with-traceparent traceparent from body))))))
 
-(defmacro do-received (((sap size &key seq lane redelivered) receiver &key timeout result) &body body)
+(defmacro do-received (((sap size &key seq lane redelivered traceparent) receiver &key timeout result) &body body)
   "As WITH-RECEIVED, for each message until the sender has closed; then returns RESULT. Waits up to TIMEOUT seconds for
 each. BODY is in a block named NIL."
   (let ((at (gensym "AT")) (tried (gensym "TRIED")) (delivered (gensym "DELIVERED")) (from (gensym "RECEIVER"))
@@ -412,49 +458,53 @@ each. BODY is in a block named NIL."
          (receiving (,at ,tried ,delivered ,from)
            (cond ((next-message ,from ,at ,seconds t ,tried)
                   (setf ,delivered t)
-                  (with-message-at (,at ,sap ,size ,seq ,lane ,redelivered) ,@body))
+                  (with-message-at (,at ,sap ,size ,seq ,lane ,redelivered)
+                    ,@(with-traceparent traceparent from body)))
                  (t (return ,result))))))))
 
-(defmacro do-messages ((octets receiver &key seq lane redelivered timeout result) &body body)
+(defmacro do-messages ((octets receiver &key seq lane redelivered traceparent timeout result) &body body)
   "Runs BODY with OCTETS bound to each message, a fresh vector, until the sender has closed; then returns RESULT. The
 message is released before BODY runs. Waits up to TIMEOUT seconds for each. BODY is in a block named NIL. Conditions as
 RECEIVE."
   (let ((received (gensym "RECEIVED")) (from (gensym "RECEIVER")) (seconds (gensym "TIMEOUT")))
-    (let ((seq (or seq (gensym))) (lane (or lane (gensym))) (redelivered (or redelivered (gensym))))
+    (let ((seq (or seq (gensym))) (lane (or lane (gensym))) (redelivered (or redelivered (gensym)))
+          (trace (or traceparent (gensym))))
       `(let ((,from ,receiver) (,seconds ,timeout))
          (loop
-           (multiple-value-bind (,octets ,received ,seq ,lane ,redelivered) (receive-or-end ,from ,seconds t)
-             (declare (ignorable ,octets ,seq ,lane ,redelivered))
+           (multiple-value-bind (,octets ,received ,seq ,lane ,redelivered ,trace)
+               (receive-or-end ,from ,seconds t ,(and traceparent t))
+             (declare (ignorable ,octets ,seq ,lane ,redelivered ,trace))
              (unless ,received (return ,result))
              ,@body))))))
 
-(defun receive-or-end (receiver timeout end-p)
+(defun receive-or-end (receiver timeout end-p traced)
   (receiving (at tried delivered receiver)
     (when (next-message receiver at timeout end-p tried)
       (with-message-at (at sap size seq lane redelivered)
-        (let ((octets (sap-octets sap size)))
+        (let ((octets (sap-octets sap size)) (traceparent (and traced (received-traceparent receiver))))
           (setf delivered t)
-          (values octets t seq lane redelivered))))))
+          (values octets t seq lane redelivered traceparent))))))
 
-(defun receive (receiver &key timeout)
+(defun receive (receiver &key timeout traced)
   "Receives the next message, a fresh vector of its bytes. Waits up to TIMEOUT seconds; interrupts are served. The other
 values are its number in its lane; the number of its lane, 0 unless there are many senders; and whether an earlier
-receiver may have received it too.
+receiver may have received it too. With :TRACED T there is another value: the header traceparent of W3C Trace Context
+with its sender's span, a string, or NIL.
 Signals TIMED-OUT with the restart WAIT-LONGER; CLOSED-ERROR after the last message; PEER-DIED-ERROR with the restart
 RESUME-CHANNEL, which waits for a successor of the sender, and receives from that; TOO-SMALL-ERROR if the heap has no
 space: the message remains."
-  (multiple-value-bind (octets received seq lane redelivered) (receive-or-end receiver timeout nil)
+  (multiple-value-bind (octets received seq lane redelivered traceparent) (receive-or-end receiver timeout nil traced)
     (declare (ignore received))
-    (values octets seq lane redelivered)))
+    (values octets seq lane redelivered traceparent)))
 
-(defun try-receive (receiver)
+(defun try-receive (receiver &key traced)
   "As RECEIVE, but never waits: returns NIL if there is no message."
   (receiving (at tried delivered receiver)
     (cond ((eql tried +ok+)
            (with-message-at (at sap size seq lane redelivered)
-             (let ((octets (sap-octets sap size)))
+             (let ((octets (sap-octets sap size)) (traceparent (and traced (received-traceparent receiver))))
                (setf delivered t)
-               (values octets seq lane redelivered))))
+               (values octets seq lane redelivered traceparent))))
           (t
            (check (or (shiftf (handle-unsignalled receiver) nil) tried))
            nil))))

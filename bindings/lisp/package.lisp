@@ -47,7 +47,8 @@ to one thread at a time, unless its docstring says otherwise. An error is a PELT
    ;; Calls.
    #:client #:open-client #:with-client #:call #:with-call #:submit #:await #:cancel #:notify
    #:service #:open-service #:with-service #:serve #:stop #:drain
-   #:request #:request-octets #:request-pid #:request-uid #:request-cancelled-p #:reply #:reply-part #:end-reply #:fail
+   #:request #:request-octets #:request-pid #:request-uid #:request-traceparent
+   #:request-cancelled-p #:reply #:reply-part #:end-reply #:fail
    ;; Files.
    #:engine #:open-engine #:with-engine #:file #:open-file #:with-file #:read-file #:write-file #:sync-file
    #:truncate-file #:allocate-file #:file-status #:list-directory #:make-directory #:remove-directory #:unlink-file

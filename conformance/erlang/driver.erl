@@ -14,8 +14,6 @@ main() ->
 run(["vectors" | _]) -> unsupported("vectors", "the binding uses libpelton, it is no implementation of its own");
 run([Verb | _]) when Verb =:= "write-records"; Verb =:= "read-records" ->
     unsupported(Verb, "the binding has no record files; disk_log has the same use in Erlang");
-run([Verb, _, _, _, "traced"]) when Verb =:= "send"; Verb =:= "recv" ->
-    unsupported(Verb ++ " traced", "messages carry no traceparent in the binding yet");
 run([Verb | Arguments]) when Verb =:= "send"; Verb =:= "recv"; Verb =:= "call"; Verb =:= "serve"; Verb =:= "stream";
                              Verb =:= "serve-stream"; Verb =:= "gather" ->
     Parsed = case Arguments of
@@ -35,8 +33,8 @@ run([Verb | Arguments]) when Verb =:= "send"; Verb =:= "recv"; Verb =:= "call"; 
     end;
 run(_) -> usage("COMMAND").
 
-thens("send") -> ["close", "die", "resume"];
-thens("recv") -> ["close", "died", "die", "rest"];
+thens("send") -> ["close", "die", "resume", "traced"];
+thens("recv") -> ["close", "died", "die", "rest", "traced"];
 thens(_) -> [].
 
 numbers([Name, Count, Sizes, Then]) ->
@@ -63,9 +61,16 @@ report(Verb, {Count, Bytes, Checksum}) ->
 
 count(Message, {Count, Bytes, Checksum}) -> {Count + 1, Bytes + byte_size(Message), Checksum + erlang:crc32(Message)}.
 
-%% Calls Fun with each message that the contract defines, and returns the counts of those that Fun returns.
+%% Calls Fun with each message that the contract defines, and its number if Fun takes it. Returns the counts of those
+%% that Fun returns.
+each(Count, Sizes, Fun) when is_function(Fun, 1) -> each(Count, Sizes, fun(Message, _) -> Fun(Message) end);
 each(Count, Sizes, Fun) ->
-    lists:foldl(fun(I, Counts) -> count(Fun(message(I, Sizes)), Counts) end, {0, 0, 0}, lists:seq(0, Count - 1)).
+    lists:foldl(fun(I, Counts) -> count(Fun(message(I, Sizes), I), Counts) end, {0, 0, 0}, lists:seq(0, Count - 1)).
+
+%% That of message I, or undefined.
+traceparent("traced", I) when I rem 3 =/= 0 ->
+    iolist_to_binary(io_lib:format("00-~32.16.0b-~16.16.0b-~2.16.0b", [I + 1, I + 1, I rem 256]));
+traceparent(_, _) -> undefined.
 
 message(I, Sizes) ->
     Size = lists:nth(I rem length(Sizes) + 1, Sizes),
@@ -78,29 +83,34 @@ start(Message) -> {byte_size(Message), binary:part(Message, 0, min(byte_size(Mes
 
 %% The messages, bytes and sum of checksums of the report.
 command("send", Name, Count, Sizes, Then, _) ->
-    {ok, Sender} = pelton:open(sender, Name, sender_options(Name)),
-    Send = fun(Message) -> ok = resuming(Then, Sender, fun() -> pelton:send(Sender, Message, ?TIMEOUT) end), Message end,
-    Counts = each(Count, Sizes, Send),
+    {ok, Sender} = pelton:open(sender, Name, [{traced, Then =:= "traced"} | sender_options(Name)]),
+    Counts = each(Count, Sizes, fun(Message, I) ->
+        Options = [{timeout, ?TIMEOUT}, {traceparent, traceparent(Then, I)}],
+        ok = resuming(Then, Sender, fun() -> pelton:send(Sender, Message, Options) end),
+        Message
+    end),
     _ = Then =:= "die" orelse begin
         ok = resuming(Then, Sender, fun() -> pelton:wait_released(Sender, ?TIMEOUT) end),
         ok = pelton:close(Sender)
     end,
     Counts;
 command("recv", Name, Count, Sizes, "rest", _) ->
-    Receiver = receiver(Name),
+    Receiver = receiver(Name, false),
     Found = rest(Receiver, []),
     ok = pelton:close(Receiver),
     true = Found =/= [] andalso length(Found) =< Count,
     Wanted = [message(I, Sizes) || I <- lists:seq(Count - length(Found), Count - 1)],
     lists:foldl(fun count/2, {0, 0, 0}, lists:zipwith(fun checked/2, Found, Wanted));
 command("recv", Name, Count, Sizes, Then, _) ->
-    Receiver = receiver(Name),
-    Counts = each(Count, Sizes, fun(Message) ->
-        {ok, Found} = pelton:recv(Receiver, ?TIMEOUT),
+    Receiver = receiver(Name, Then =:= "traced"),
+    ok = pelton:setopts(Receiver, [{traceparents, true}]),
+    Counts = each(Count, Sizes, fun(Message, I) ->
+        {ok, Found, Traceparent} = pelton:recv(Receiver, ?TIMEOUT),
+        {_, Traceparent} = {{traceparent, I}, traceparent(Then, I)},
         checked(Found, Message)
     end),
     case Then of
-        "close" -> {error, closed} = pelton:recv(Receiver, ?TIMEOUT), ok = pelton:close(Receiver);
+        _ when Then =:= "close"; Then =:= "traced" -> {error, closed} = pelton:recv(Receiver, ?TIMEOUT), ok = pelton:close(Receiver);
         "died" -> {error, peer_died} = pelton:recv(Receiver, ?TIMEOUT), ok = pelton:close(Receiver);
         "die" -> ok
     end,
@@ -155,10 +165,10 @@ resuming(Then, Sender, Fun) ->
     end.
 
 %% A receiver of one sender.
-receiver("path:" ++ _ = Name) ->
-    {ok, Receiver} = pelton:open(receiver, Name, [{create, true}, {timeout, ?TIMEOUT}]),
+receiver("path:" ++ _ = Name, IsTraced) ->
+    {ok, Receiver} = pelton:open(receiver, Name, [{create, true}, {traced, IsTraced}, {timeout, ?TIMEOUT}]),
     Receiver;
-receiver(Name) ->
+receiver(Name, _) ->
     {ok, Listener} = pelton:open(listener, Name),
     {ok, Receiver} = pelton:accept(Listener, ?TIMEOUT),
     ok = pelton:close(Listener),

@@ -62,6 +62,16 @@
 (defun then-p (then)
   (string= *then* then))
 
+(defun traceparent (i)
+  "That of message I, or NIL."
+  (and (then-p "traced")
+       (plusp (mod i 3))
+       (format nil "00-~(~32,'0x~)-~(~16,'0x~)-~(~2,'0x~)" (1+ i) (1+ i) (mod i 256))))
+
+(defun check-traceparent (found)
+  (unless (equal found (traceparent *messages*))
+    (error "message ~d: found the traceparent ~a, expected ~a" *messages* found (traceparent *messages*))))
+
 (defun pathp ()
   (eql 0 (search "path:" *name*)))
 
@@ -80,7 +90,7 @@
   (if (pathp) nil *timeout*))
 
 (defun send ()
-  (pelton:with-sender (sender *name* :timeout (open-timeout) :create (pathp))
+  (pelton:with-sender (sender *name* :timeout (open-timeout) :create (pathp) :traced (then-p "traced"))
     (flet ((step-by (function)
              (loop
                (handler-case (return (funcall function))
@@ -89,21 +99,24 @@
                    (if (then-p "resume") (pelton:resume sender :timeout *timeout*) (error condition)))))))
       (dotimes (i *count*)
         (let ((message (message i)))
-          (step-by (lambda () (pelton:send sender message :timeout *timeout*)))
+          (step-by (lambda () (pelton:send sender message :timeout *timeout* :traceparent (traceparent i))))
           (add message)))
       (when (then-p "die") (die))
       (step-by (lambda () (pelton:wait-released sender :timeout *timeout*))))))
 
 (defun recv ()
   (let ((checksums '()))                ; of the rest, the last one first
-    (pelton:with-receiver (receiver *name* :timeout (open-timeout) :accept (not (pathp)) :create (pathp))
+    (pelton:with-receiver (receiver *name* :timeout (open-timeout) :accept (not (pathp)) :create (pathp)
+                                            :traced (then-p "traced"))
       (handler-case
           (progn
-            (pelton:do-messages (octets receiver :timeout *timeout*) ; until the sender has closed
+            (pelton:do-messages (octets receiver :traceparent found :timeout *timeout*) ; until the sender has closed
               (cond ((then-p "rest")
                      (push (crc-32 octets) checksums)
                      (add octets))
-                    (t (add-next octets)))
+                    (t
+                     (check-traceparent found)
+                     (add-next octets)))
               (when (and (then-p "die") (= *messages* *count*)) (die)))
             (when (then-p "died") (error "the sender has closed, and should have died")))
         (pelton:peer-died-error (condition)
@@ -183,7 +196,8 @@
 
 ;;; ---- The command line
 
-(defparameter *commands* '(("send" send "close" "die" "resume") ("recv" recv "close" "died" "die" "rest")
+(defparameter *commands* '(("send" send "close" "die" "resume" "traced")
+                           ("recv" recv "close" "died" "die" "rest" "traced")
                            ("call" call) ("serve" serve) ("stream" stream-reply) ("serve-stream" serve-stream)
                            ("gather" gather) ("write-records" write-records) ("read-records" read-records))
   "The verb, its function, and its THENs.")
@@ -215,9 +229,6 @@
            (format t "unsupported ~a: ~a~%" verb (if (string= verb "vectors")
                                                      "libpelton, which it uses, is tested with the vectors"
                                                      "this driver does not have it"))
-           3)
-          ((and (member command '(send recv)) (equal (fourth arguments) "traced"))
-           (format t "unsupported ~a traced: messages carry no traceparent in the binding yet~%" verb)
            3)
           ((not (and (case (length arguments)
                        (1 (eq command 'read-records))

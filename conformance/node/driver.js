@@ -64,8 +64,15 @@ class Driver {
     process.kill(process.pid, 'SIGKILL');
   }
 
+  /** That of message `i`: with `traced`, all but each third have one. */
+  traceparent(i) {
+    if (this.then !== 'traced' || i % 3 === 0) return null;
+    const hex = (number, digits) => number.toString(16).padStart(digits, '0');
+    return `00-${hex(i + 1, 32)}-${hex(i + 1, 16)}-${hex(i % 256, 2)}`;
+  }
+
   async send() {
-    const sender = await openSender(this.name);
+    const sender = await openSender(this.name, this.then === 'traced');
     const resumed = async (step) => {
       for (;;) {
         try {
@@ -78,7 +85,7 @@ class Driver {
     };
     for (let i = 0; i < this.count; i += 1) {
       const message = this.message(i);
-      await resumed(() => sender.send(message, limit));
+      await resumed(() => sender.send(message, { ...limit, traceparent: this.traceparent(i) }));
       this.add(message);
     }
     if (this.then === 'die') this.die();
@@ -88,7 +95,7 @@ class Driver {
 
   async recv() {
     const rest = [];
-    const receiver = await openReceiver(this.name);
+    const receiver = await openReceiver(this.name, this.then === 'traced');
     for (;;) {
       let message;
       try {
@@ -101,6 +108,9 @@ class Driver {
         this.add(message);
         rest.push(crc32(message));
         continue;
+      }
+      if (receiver.traceparent !== this.traceparent(this.messages)) {
+        throw new Mismatch(`message ${this.messages}: found the traceparent ${receiver.traceparent}`);
       }
       this.addExpected(message);
       if (this.then === 'die' && this.messages === this.count) this.die();
@@ -214,14 +224,15 @@ class Driver {
   }
 }
 
-function openSender(name) {
+function openSender(name, traced) {
   return name.startsWith('path:')
-    ? pelton.Sender.openPath(name.slice(5), { create: true }) : pelton.Sender.connect(name, limit);
+    ? pelton.Sender.openPath(name.slice(5), { create: true, traced })
+    : pelton.Sender.connect(name, { ...limit, traced });
 }
 
-async function openReceiver(name) {
-  if (name.startsWith('path:')) return pelton.Receiver.openPath(name.slice(5), { create: true });
-  const listener = pelton.listen(name);
+async function openReceiver(name, traced) {
+  if (name.startsWith('path:')) return pelton.Receiver.openPath(name.slice(5), { create: true, traced });
+  const listener = pelton.listen(name, { traced });
   return listener.acceptReceiver(limit);
 }
 
@@ -235,14 +246,13 @@ function unsupported(text) {
   process.exit(3);
 }
 
-const THEN = { send: ['close', 'die', 'resume'], recv: ['close', 'died', 'die', 'rest'] };
+const THEN = { send: ['close', 'die', 'resume', 'traced'], recv: ['close', 'died', 'die', 'rest', 'traced'] };
 const RECORDS = ['write-records', 'read-records'];
 const VERBS = ['send', 'recv', 'gather', 'call', 'serve', 'stream', 'serve-stream', ...RECORDS];
 
 async function main([verb, name, count, sizes, then, ...more]) {
   if (verb === 'vectors') unsupported('vectors: cargo test replays the vectors, with the crates that this binding uses');
   if (!VERBS.includes(verb)) fail(`\`${verb}\` is no command: ../README.md`, 2);
-  if (then === 'traced' && THEN[verb] !== undefined) unsupported(`${verb} traced: messages carry no traceparent yet`);
   if (then !== undefined && !THEN[verb]?.includes(then)) fail(`\`${then}\` is no THEN of ${verb}`, 2);
   if (name?.startsWith('path:') && THEN[verb] === undefined && !RECORDS.includes(verb)) {
     unsupported(`${verb} path: a path channel is for messages`);

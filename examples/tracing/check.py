@@ -1,7 +1,7 @@
 """Checks the spans of three requests: check.py TRACE SPAN FILE...
 
-The first one came with that position, the others without a valid one. A request has three spans: that of the service
-in Go, that of its call, and that of the service in Python.
+The first one came with that position, the others without a valid one. A request has five spans: those of the services
+in Go, Rust and Python, and those of the calls between them.
 """
 
 import json
@@ -28,10 +28,10 @@ def main(trace: str, span: str, *paths: str) -> None:
     assert len(traces) == 3 and trace in traces, traces
     for identity, of in traces.items():
         by_kind = {(one["service"], one["kind"]): one for one in of}
-        assert len(by_kind) == len(of) == 3, of
-        server, call, back = by_kind["go", 2], by_kind["go", 3], by_kind["python", 2]
-        parents = [one.get("parentSpanId") for one in (server, call, back)]
-        assert parents == [span if identity == trace else None, server["spanId"], call["spanId"]], of
+        chain = [by_kind[key] for key in (("go", 2), ("go", 3), ("rust", 2), ("rust", 3), ("python", 2))]
+        assert len(of) == len(chain), of
+        parents = [one.get("parentSpanId") or None for one in chain]
+        assert parents == [span if identity == trace else None, *(one["spanId"] for one in chain[:-1])], of
 
 
 main(*sys.argv[1:])

@@ -78,14 +78,14 @@ pub fn open_when_there<T, E: std::fmt::Display>(what: &str, mut open: impl FnMut
 /// gets its size first.
 #[macro_export]
 macro_rules! with_size {
-    ($job:expr, $part:ident $(, $what:ty)?) => {
+    ($job:expr, $part:ident) => {
         match ($job.sizes.min, $job.sizes.max) {
-            (16, 16) => $part::<16 $(, $what)?>($job),
-            (64, 64) => $part::<64 $(, $what)?>($job),
-            (256, 256) => $part::<256 $(, $what)?>($job),
-            (1024, 1024) => $part::<1024 $(, $what)?>($job),
-            (4096, 4096) => $part::<4096 $(, $what)?>($job),
-            (65536, 65536) => $part::<65536 $(, $what)?>($job),
+            (16, 16) => $part::<16>($job),
+            (64, 64) => $part::<64>($job),
+            (256, 256) => $part::<256>($job),
+            (1024, 1024) => $part::<1024>($job),
+            (4096, 4096) => $part::<4096>($job),
+            (65536, 65536) => $part::<65536>($job),
             _ => anyhow::bail!(
                 "it carries values of one size, compiled for 16, 64, 256, 1024, 4096 and 65536 bytes, wanted {}",
                 $job.sizes

@@ -197,36 +197,3 @@ impl Receiving for FramedReceiving {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::parameters::{SizeRange, Wait};
-
-    #[test]
-    fn messages_are_split_as_they_were_joined() {
-        for batched in [false, true] {
-            let (reader, writer) = rustix::pipe::pipe().unwrap();
-            let range = SizeRange { min: 0, max: 70_000 };
-            let count = 200;
-            let sender = std::thread::spawn(move || {
-                let mut sending = FramedSending::new(Wire::outgoing(writer, Wait::Epoll).unwrap(), batched);
-                let mut sizes = range.sequence();
-                for n in 0..count {
-                    sending.send(&vec![n as u8; sizes.next_size()]).unwrap();
-                }
-                sending.flush().unwrap();
-            });
-            let wire = Wire::incoming(reader, Wait::Block).unwrap();
-            let mut receiving = FramedReceiving::new(wire, batched, range.max as usize);
-            let mut sizes = range.sequence();
-            for n in 0..count {
-                let right =
-                    receiving.receive(|m| m.len() == sizes.next_size() && m.iter().all(|b| *b == n as u8)).unwrap();
-                assert!(right, "message {n}");
-            }
-            sender.join().unwrap();
-            assert!(receiving.receive(|_| ()).unwrap_err().to_string().contains("gone"));
-        }
-    }
-}

@@ -8,30 +8,18 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::Deserialize;
 
 use crate::{
     compiled,
     measure::{CallCounter, Usage},
     parameters::{Job, Kind, Role},
-    plan::Setting,
-    record::{Figures, Run},
+    record::Run,
     run::{available_cpus, deadline},
     side::say,
-    sides::{Sides, ends_with_this},
+    sides::{Interrupts, Sides, ends_with_this},
 };
 
 const SOURCE: &str = include_str!("../../limits/limits.c");
-
-/// The part of the output of limits.c that is used.
-#[derive(Deserialize)]
-struct Printed {
-    seconds: Option<f64>,
-    messages_per_second: Option<f64>,
-    bytes_per_second: Option<f64>,
-    round_trip_ns: Option<f64>,
-    sleeps_per_round: Option<f64>,
-}
 
 /// A fingerprint of the source: the program has no version of its own.
 pub fn version() -> String {
@@ -91,16 +79,16 @@ fn compile() -> Result<PathBuf> {
 }
 
 /// Starts the process that starts limits.c, which pins its own.
-pub fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
+pub fn run(job: &Job, interrupts: &Interrupts) -> Result<Run> {
     arguments(job, 1)?;
     let available = available_cpus()?;
     ensure!(
-        setting.cpus == [0, 1] || available.starts_with(&[0, 1]),
+        job.cpus == [0, 1] || available.starts_with(&[0, 1]),
         "limits.c pins its processes to the CPUs 0 and 1, found {available:?}: allow it those"
     );
     compile()?;
-    let mut sides = Sides::new(setting.interrupts, deadline(job));
-    sides.start(job, Role::Threads, 0, &[])?;
+    let mut sides = Sides::new(interrupts, deadline(job));
+    sides.start(job, Role::Threads, 0)?;
     let run = sides.report(0)?;
     sides.end()?;
     Ok(run)
@@ -129,18 +117,11 @@ pub fn part(job: &Job) -> Result<()> {
         let before = Usage::of_children();
         let text = print(&program, &arguments)?;
         let usage = Usage::of_children().since(before);
-        let printed: Printed =
-            serde_json::from_str(&text).with_context(|| format!("reading what limits.c printed: `{}`", text.trim()))?;
         let syscalls = result.figures.get("syscalls_per_message");
-        result.figures = Figures::from([
-            ("seconds", printed.seconds),
-            ("messages_per_second", printed.messages_per_second),
-            ("bytes_per_second", printed.bytes_per_second),
-            ("round_trip_ns", printed.round_trip_ns),
-            ("sleeps_per_wait", printed.sleeps_per_round),
-            ("cpu_seconds", Some(usage.cpu_seconds)),
-            ("syscalls_per_message", syscalls),
-        ]);
+        result.figures =
+            serde_json::from_str(&text).with_context(|| format!("reading what limits.c printed: `{}`", text.trim()))?;
+        result.figures.set("cpu_seconds", Some(usage.cpu_seconds));
+        result.figures.set("syscalls_per_message", syscalls);
     }
     say(&result)
 }

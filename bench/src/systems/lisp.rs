@@ -27,19 +27,14 @@ pub fn part(job: &Job) -> Result<()> {
         job.sizes
     );
     let size = job.sizes.max.to_string();
-    let wait = match job.wait {
-        Wait::Spin => "spin",
-        Wait::Block => "block",
-        other => bail!("a side in Lisp does not wait by {}", word(other)),
-    };
+    ensure!(matches!(job.wait, Wait::Spin | Wait::Block), "a side in Lisp does not wait by {}", word(job.wait));
     let mut arguments = match (job.kind, job.role) {
         (Kind::Append, _) => {
             vec!["append".to_string(), job.system.clone(), job.threads.to_string(), size, checked(job).to_string()]
         }
         (Kind::Processes, Role::Sender | Role::Receiver) => {
-            let role = if job.role == Role::Sender { "sender" } else { "receiver" };
             let name = format!("unix:{}", job.directory.join("there").display());
-            vec![role.to_string(), name, wait.to_string(), job.capacity.to_string(), size]
+            vec![word(job.role), name, word(job.wait), job.capacity.to_string(), size]
         }
         _ => bail!("a side in Lisp appends, or has a stream"),
     };

@@ -21,14 +21,13 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 
 use self::{
-    append::{Bump, MutexVec, PeltonFile, Queue, Write},
+    append::{bump, file, mutex_vec, queues},
     call::{c::CCalls, queue},
     packets::SockSeqpacketBatched,
     peers::{CARGO, FOREIGN, GO, NODE, PYTHON, THREADS, built, go, locked},
     pelton::{ByDirectory, BySocket, Pelton, lasting},
     pipe::Pipe,
     socket::{SockDgram, SockSeqpacket, SockStream, SockStreamBatched},
-    threads::{Batches, PeltonThreads},
 };
 use crate::{
     parameters::{Job, Kind, Process, Wait, words},
@@ -59,11 +58,11 @@ static SYSTEMS: &[System] = &[
         about: "pelton, connected by the name of a Unix socket; between threads, for calls and for appending its own",
         sides: &[
             (Kind::Processes, part::<Pelton<BySocket>>),
-            (Kind::Threads, between::one_by_one::<PeltonThreads>),
+            (Kind::Threads, |job| between::one_by_one(job, threads::pair(job)?)),
             (Kind::FanIn, |job| fan_in::part::<Pelton<BySocket>, _>(job, Pelton::gathering)),
             (Kind::Call, |job| calling(job, call::Pelton::new, call::PeltonServing::new)),
-            (Kind::Append, appending::<append::Pelton>),
-            (Kind::AppendFile, appending::<PeltonFile>),
+            (Kind::Append, |job| appending(job, append::pelton::open)),
+            (Kind::AppendFile, |job| appending(job, file::open_records)),
         ],
         ..OWN
     },
@@ -80,7 +79,10 @@ static SYSTEMS: &[System] = &[
     System {
         name: "pelton-batches",
         about: "pelton, 64 messages to a reservation, and several to a release",
-        sides: &[(Kind::Processes, batches::part::<Batches>), (Kind::Threads, between::batches::<Batches>)],
+        sides: &[
+            (Kind::Processes, |job| batches::part(job, threads::sending_batches, threads::receiving_batches)),
+            (Kind::Threads, |job| between::batches(job, threads::pair_of_batches(job)?)),
+        ],
         only: &["stream"],
         ..OWN
     },
@@ -220,31 +222,31 @@ static SYSTEMS: &[System] = &[
     System {
         name: "bump",
         about: "one buffer for all threads, in which each takes space by fetch_add",
-        sides: &[(Kind::Append, appending::<Bump>)],
+        sides: &[(Kind::Append, |job| appending(job, bump::open))],
         ..IN_PROCESS
     },
     System {
         name: "mutex-vec",
         about: "one buffer for all threads, behind a lock",
-        sides: &[(Kind::Append, appending::<MutexVec>)],
+        sides: &[(Kind::Append, |job| appending(job, mutex_vec::open))],
         ..IN_PROCESS
     },
     System {
         name: "write",
         about: "the same, and a plain write of the buffer when it is full",
-        sides: &[(Kind::AppendFile, appending::<Write>)],
+        sides: &[(Kind::AppendFile, |job| appending(job, file::open_plain))],
         ..IN_PROCESS
     },
     System {
         name: "array-queue",
         about: "crossbeam's bounded queue, and a thread that moves the messages from it into a buffer",
-        sides: &[(Kind::Append, appending::<Queue<crossbeam_queue::ArrayQueue<_>>>)],
+        sides: &[(Kind::Append, |job| appending(job, queues::bounded))],
         ..CROSSBEAM
     },
     System {
         name: "seg-queue",
         about: "crossbeam's unbounded queue, and such a thread",
-        sides: &[(Kind::Append, appending::<Queue<crossbeam_queue::SegQueue<_>>>)],
+        sides: &[(Kind::Append, |job| appending(job, queues::unbounded))],
         ..CROSSBEAM
     },
     System {
@@ -289,6 +291,7 @@ static SYSTEMS: &[System] = &[
         about: "ZeroMQ's ipc transport, by the libzmq that is installed",
         process: Process { is_unpinned: true, ..CARGO.process },
         version: |_| "libzmq as installed".to_string(),
+        build: |system, _, _| built(system.name).context("it needs libzmq: on Debian, install libzmq3-dev"),
         ..CARGO
     },
     System {
@@ -448,16 +451,6 @@ mod tests {
             assert!(!(system.version)(system).is_empty(), "{}", system.name);
             assert!(SYSTEMS[..at].iter().all(|other| other.name != system.name), "{} twice", system.name);
         }
-    }
-
-    #[test]
-    fn a_system_without_a_part_says_where_it_has_one() {
-        let reason = |name: &str, kind, workload| find(name).unwrap().part(kind, workload).err().unwrap().to_string();
-        assert!(reason("bump", Kind::Processes, "stream").ends_with("measure it with append"));
-        assert!(reason("limits", Kind::Processes, "lopsided").contains("stream or roundtrip"));
-        assert!(reason("write", Kind::Append, "append").ends_with("measure it with append --file DIR"));
-        assert!(reason("pelton-c", Kind::Processes, "kill").contains("stream or roundtrip"));
-        assert!(find("pipe").unwrap().part(Kind::Processes, "kill").is_ok());
     }
 
     #[test]

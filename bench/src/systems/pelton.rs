@@ -8,7 +8,6 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use pelton::{Options, Receiver, Sender, Sent};
-use rustix::event::epoll::EventFlags;
 
 use super::wire::Watch;
 use crate::{
@@ -114,7 +113,7 @@ pub struct PeltonSending {
 
 impl PeltonSending {
     fn new(sender: pelton::Sender, job: &Job) -> Result<PeltonSending> {
-        let watch = if job.wait == Wait::Epoll { Some(Watch::new(&sender, EventFlags::IN)?) } else { None };
+        let watch = Watch::of(job.wait, &sender)?;
         Ok(PeltonSending { sender, watch })
     }
 }
@@ -166,7 +165,7 @@ pub struct PeltonReceiving {
 
 impl PeltonReceiving {
     fn new(receiver: pelton::Receiver, job: &Job) -> Result<PeltonReceiving> {
-        let watch = if job.wait == Wait::Epoll { Some(Watch::new(&receiver, EventFlags::IN)?) } else { None };
+        let watch = Watch::of(job.wait, &receiver)?;
         let take = if job.in_place() { Take::InPlace } else { Take::Copy(Vec::with_capacity(job.sizes.max as usize)) };
         Ok(PeltonReceiving { receiver, watch, take, directory: job.directory.clone() })
     }

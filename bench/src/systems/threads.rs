@@ -4,25 +4,15 @@ use anyhow::{Context, Result, ensure};
 
 use super::pelton::{BySocket, Rendezvous, lasting, options};
 use crate::{
-    endpoints::{Receiving, Sending},
+    endpoints::{Receiving, Sending, THERE},
     parameters::{Job, Wait},
-    workloads::{
-        batches::{Batched, ReceivingBatches, SendingBatches},
-        threads::InProcess,
-    },
+    workloads::batches::{ReceivingBatches, SendingBatches},
 };
 
 /// One message a call, copied in and out.
-pub struct PeltonThreads;
-
-impl InProcess for PeltonThreads {
-    type Sending = pelton::Sender;
-    type Receiving = Copying;
-
-    fn pair(job: &Job) -> Result<(pelton::Sender, Copying)> {
-        let (sender, receiver) = lasting(job).threads().context("making the channel")?;
-        Ok((sender, Copying { receiver, buffer: Vec::with_capacity(job.sizes.max as usize) }))
-    }
+pub fn pair(job: &Job) -> Result<(pelton::Sender, Copying)> {
+    let (sender, receiver) = lasting(job).threads().context("making the channel")?;
+    Ok((sender, Copying { receiver, buffer: Vec::with_capacity(job.sizes.max as usize) }))
 }
 
 impl Sending for pelton::Sender {
@@ -46,37 +36,30 @@ impl Receiving for Copying {
     }
 }
 
-/// Several messages to a reservation, written in place, and several to a release.
-pub struct Batches;
+/// A sender, and the bytes of its messages: it writes several in place, by one reservation.
+type Batches = (pelton::Sender, usize);
 
-impl InProcess for Batches {
-    type Sending = (pelton::Sender, usize);
-    type Receiving = pelton::Receiver;
-
-    fn pair(job: &Job) -> Result<(Self::Sending, pelton::Receiver)> {
-        let (sender, receiver) = lasting(job).threads().context("making the channel")?;
-        Ok(((sender, job.sizes.max as usize), receiver))
-    }
+/// The same several at a time.
+pub fn pair_of_batches(job: &Job) -> Result<(Batches, pelton::Receiver)> {
+    let (sender, receiver) = lasting(job).threads().context("making the channel")?;
+    Ok(((sender, job.sizes.max as usize), receiver))
 }
 
-impl Batched for Batches {
-    type Sending = (pelton::Sender, usize);
-    type Receiving = pelton::Receiver;
-
-    fn sending(job: &Job) -> Result<Self::Sending> {
-        ensure!(
-            job.wait == Wait::Spin,
-            "a reservation for several messages never waits, it is asked for again: write spin"
-        );
-        Ok((BySocket::sender(&options(job), &job.directory.join("there"), false)?, job.sizes.max as usize))
-    }
-
-    fn receiving(job: &Job) -> Result<pelton::Receiver> {
-        BySocket::receiver(&options(job), &job.directory.join("there"), true)
-    }
+/// The same between processes.
+pub fn sending_batches(job: &Job) -> Result<Batches> {
+    ensure!(
+        job.wait == Wait::Spin,
+        "a reservation for several messages never waits, it is asked for again: write spin"
+    );
+    Ok((BySocket::sender(&options(job), &job.directory.join(THERE), false)?, job.sizes.max as usize))
 }
 
-impl SendingBatches for (pelton::Sender, usize) {
+/// The other endpoint.
+pub fn receiving_batches(job: &Job) -> Result<pelton::Receiver> {
+    BySocket::receiver(&options(job), &job.directory.join(THERE), true)
+}
+
+impl SendingBatches for Batches {
     #[inline(always)]
     fn send_batch(&mut self, most: usize, mut write: impl FnMut(usize, &mut [u8])) -> Result<usize> {
         let (sender, size) = self;

@@ -1,31 +1,58 @@
 //! A descriptor and how to wait for it: the common part of pipes and sockets.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::{
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
 
 use anyhow::{Context, Result};
 use rustix::{
-    event::epoll,
+    buffer::{Buffer, spare_capacity},
+    event::{Timespec, epoll},
     fs::{OFlags, fcntl_getfl, fcntl_setfl},
     io::Errno,
 };
 
 use crate::parameters::Wait;
 
-/// An epoll instance that watches one descriptor, as a caller's own event loop would.
+/// An epoll instance that watches descriptors, level-triggered, as a caller's own event loop would.
 pub struct Watch(OwnedFd);
 
 impl Watch {
-    /// Watches for `flags`, level-triggered.
-    pub fn new(fd: impl AsFd, flags: epoll::EventFlags) -> Result<Watch> {
+    /// Watches these for `flags`; their numbers are from 0.
+    pub fn new(fds: impl IntoIterator<Item = impl AsFd>, flags: epoll::EventFlags) -> Result<Watch> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("making an epoll instance")?;
-        epoll::add(&epoll, fd, epoll::EventData::new_u64(0), flags).context("adding to the epoll instance")?;
+        for (number, fd) in fds.into_iter().enumerate() {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(number as u64), flags)
+                .context("adding to the epoll instance")?;
+        }
         Ok(Watch(epoll))
     }
 
-    /// Sleeps until the descriptor is ready.
+    /// Watches one for reading, if the side waits in epoll.
+    pub fn of(wait: Wait, fd: impl AsFd) -> Result<Option<Watch>> {
+        (wait == Wait::Epoll).then(|| Watch::new([fd], epoll::EventFlags::IN)).transpose()
+    }
+
+    /// Watches the one of that number for other `flags`.
+    pub fn change(&self, number: usize, fd: impl AsFd, flags: epoll::EventFlags) -> Result<()> {
+        epoll::modify(&self.0, fd, epoll::EventData::new_u64(number as u64), flags)
+            .context("changing what is waited for")
+    }
+
+    /// Sleeps until a descriptor is ready.
     pub fn sleep(&self) -> Result<()> {
-        let mut events = [std::mem::MaybeUninit::uninit(); 1];
-        match epoll::wait(&self.0, &mut events, None) {
+        self.wait(&mut [MaybeUninit::<epoll::Event>::uninit(); 1], None)
+    }
+
+    /// Appends those that are ready to `ready`, as far as its capacity allows; waits for one, unless `spins`.
+    pub fn poll(&self, ready: &mut Vec<epoll::Event>, spins: bool) -> Result<()> {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.wait(spare_capacity(ready), spins.then_some(&at_once))
+    }
+
+    fn wait(&self, ready: impl Buffer<epoll::Event>, timeout: Option<&Timespec>) -> Result<()> {
+        match epoll::wait(&self.0, ready, timeout) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error).context("waiting in epoll"),
         }
@@ -59,7 +86,7 @@ impl Wire {
         let own = fcntl_getfl(&fd).context("reading the descriptor's flags")?;
         fcntl_setfl(&fd, if wait == Wait::Block { own - OFlags::NONBLOCK } else { own | OFlags::NONBLOCK })
             .context("setting the descriptor's flags")?;
-        let watch = if wait == Wait::Epoll { Some(Watch::new(&fd, flags)?) } else { None };
+        let watch = (wait == Wait::Epoll).then(|| Watch::new([&fd], flags)).transpose()?;
         Ok(Wire { fd, watch })
     }
 

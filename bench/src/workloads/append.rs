@@ -57,16 +57,8 @@ impl Options for Append {
             Some(_) => (Kind::AppendFile, 256, 1_000_000, "pelton,write"),
             None => (Kind::Append, 16, 25_600_000, "pelton,limits,bump,mutex-vec,array-queue,seg-queue"),
         };
-        let defaults = Defaults {
-            workload: Self::NAME,
-            kind,
-            roles: &[Role::Appender],
-            size,
-            capacity: 1 << 20,
-            sleeps: true,
-            systems,
-        };
-        let mut plan = common.plan(&defaults, |_| most)?;
+        let defaults = Defaults { kind, roles: &[Role::Appender], size, capacity: 1 << 20, sleeps: true, systems };
+        let mut plan = common.plan::<Self>(defaults, |_| most)?;
         let Plan { count, job: Job { sizes, .. }, .. } = plan;
         ensure!(
             sizes.is_fixed() && (8..=65_536).contains(&sizes.max),
@@ -141,15 +133,6 @@ pub struct Opened<A> {
     pub read_back: Option<Task>,
 }
 
-/// A system that threads append to.
-pub trait AppendSystem {
-    /// One thread's endpoint
-    type Appender: Appender;
-
-    /// Opens it, for `job.threads` threads that append `count` messages each.
-    fn open(job: &Job, count: u64, sink: Arc<dyn Sink>) -> Result<Opened<Self::Appender>>;
-}
-
 /// Messages of each thread in the first, checked pass: some full buffers, and one that is not full.
 const CHECKED_MESSAGES: u64 = 100_000;
 
@@ -158,17 +141,17 @@ pub fn checked(job: &Job) -> u64 {
     job.passes[0].count.min(CHECKED_MESSAGES)
 }
 
-/// The part of all threads.
-pub fn part<S: AppendSystem>(job: &Job) -> Result<()> {
+/// The part of all threads. `open` gets the number of messages that each thread appends.
+pub fn part<A: Appender>(job: &Job, open: impl Fn(&Job, u64, Arc<dyn Sink>) -> Result<Opened<A>>) -> Result<()> {
     let size = job.sizes.max as usize;
     let checking =
         Arc::new(Checking { size, state: Mutex::new(Checked { due: first_numbers(job), ..Checked::default() }) });
     let check = Pass { count: checked(job), ..Pass::default() };
-    append::<S, true>(job, &check, checking.clone())?;
+    append::<_, true>(job, &check, open(job, check.count, checking.clone())?)?;
     checking.finish(job, &check)?;
     passes(job, |pass| {
         let counting = Arc::new(Counting { size, ..Counting::default() });
-        let report = append::<S, false>(job, pass, counting.clone())?;
+        let report = append::<_, false>(job, pass, open(job, pass.count, counting.clone())?)?;
         counting.finish(job, pass)?;
         Ok(report)
     })
@@ -179,8 +162,8 @@ fn first_numbers(job: &Job) -> Vec<u64> {
 }
 
 /// All threads append `pass.count` messages each. `NUMBERED`: each message has its thread's and its own number.
-fn append<S: AppendSystem, const NUMBERED: bool>(job: &Job, pass: &Pass, sink: Arc<dyn Sink>) -> Result<PassReport> {
-    let Opened { appenders, consumer, finish, read_back } = S::open(job, pass.count, sink)?;
+fn append<A: Appender, const NUMBERED: bool>(job: &Job, pass: &Pass, opened: Opened<A>) -> Result<PassReport> {
+    let Opened { appenders, consumer, finish, read_back } = opened;
     let section = Section::start(pass)?;
     thread::scope(|scope| -> Result<()> {
         let consumer = consumer.map(|consumer| scope.spawn(consumer));

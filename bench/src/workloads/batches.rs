@@ -5,8 +5,7 @@
 use anyhow::{Result, bail, ensure};
 
 use crate::{
-    endpoints::{THERE, Transport},
-    parameters::{Job, Role},
+    parameters::{Job, Role, word},
     payload::{WARM_UP, buffer, glance, number, stamp, whole},
     side::{Section, check_bytes, passes},
 };
@@ -28,58 +27,32 @@ pub trait ReceivingBatches {
     fn receive_batch(&mut self, most: usize, inspect: impl FnMut(&[u8])) -> Result<usize>;
 }
 
-/// A transport between two processes that know the same directory.
-pub trait Batched {
-    /// The sending endpoint.
-    type Sending: SendingBatches;
-    /// The receiving endpoint.
-    type Receiving: ReceivingBatches;
-
-    /// Waits for the other side.
-    fn sending(job: &Job) -> Result<Self::Sending>;
-
-    /// Waits for the other side.
-    fn receiving(job: &Job) -> Result<Self::Receiving>;
-}
-
-impl<T: Transport> Batched for T
-where
-    T::Sending: SendingBatches,
-    T::Receiving: ReceivingBatches,
-{
-    type Sending = T::Sending;
-    type Receiving = T::Receiving;
-
-    fn sending(job: &Job) -> Result<T::Sending> {
-        <T as Transport>::sending(job, THERE)
-    }
-
-    fn receiving(job: &Job) -> Result<T::Receiving> {
-        <T as Transport>::receiving(job, THERE)
-    }
-}
-
 /// Calls a part with the messages' size as a constant, as in a program whose messages are of one type; 0 for other
 /// sizes than these.
 macro_rules! by_size {
-    ($job:expr, $part:ident, $what:ty) => {
-        match $job.sizes.max {
-            16 => $part::<16, $what>($job),
-            64 => $part::<64, $what>($job),
-            256 => $part::<256, $what>($job),
-            1024 => $part::<1024, $what>($job),
-            4096 => $part::<4096, $what>($job),
-            _ => $part::<0, $what>($job),
+    ($size:expr, $part:ident($($argument:expr),*)) => {
+        match $size {
+            16 => $part::<16, _, _>($($argument),*),
+            64 => $part::<64, _, _>($($argument),*),
+            256 => $part::<256, _, _>($($argument),*),
+            1024 => $part::<1024, _, _>($($argument),*),
+            4096 => $part::<4096, _, _>($($argument),*),
+            _ => $part::<0, _, _>($($argument),*),
         }
     };
 }
 pub(crate) use by_size;
 
-/// One process's part in a stream.
-pub fn part<B: Batched>(job: &Job) -> Result<()> {
+/// One process's part in a stream; `sending` and `receiving` connect the two processes, which know the same directory,
+/// and wait for the other side.
+pub fn part<S: SendingBatches, R: ReceivingBatches>(
+    job: &Job,
+    sending: impl FnOnce(&Job) -> Result<S>,
+    receiving: impl FnOnce(&Job) -> Result<R>,
+) -> Result<()> {
     // Before the two connect, or the other side would report only that this one is gone.
     of_one_size(job)?;
-    by_size!(job, sized, B)
+    by_size!(job.sizes.max, sized(job, sending, receiving))
 }
 
 fn of_one_size(job: &Job) -> Result<()> {
@@ -91,11 +64,15 @@ fn of_one_size(job: &Job) -> Result<()> {
     Ok(())
 }
 
-fn sized<const SIZE: usize, B: Batched>(job: &Job) -> Result<()> {
+fn sized<const SIZE: usize, S: SendingBatches, R: ReceivingBatches>(
+    job: &Job,
+    sending: impl FnOnce(&Job) -> Result<S>,
+    receiving: impl FnOnce(&Job) -> Result<R>,
+) -> Result<()> {
     let size = job.sizes.max as usize;
     match job.role {
         Role::Sender => {
-            let mut sending = B::sending(job)?;
+            let mut sending = sending(job)?;
             let mut send = all_sent::<SIZE, _>(job)?;
             send(&mut sending, WARM_UP)?;
             passes(job, |pass| {
@@ -105,7 +82,7 @@ fn sized<const SIZE: usize, B: Batched>(job: &Job) -> Result<()> {
             })
         }
         Role::Receiver => {
-            let mut receiving = B::receiving(job)?;
+            let mut receiving = receiving(job)?;
             let mut copy = vec![0; size];
             let mut receive = |count: u64| {
                 all_taken(&mut receiving, (count, BATCH), |message, n, last| {
@@ -124,7 +101,7 @@ fn sized<const SIZE: usize, B: Batched>(job: &Job) -> Result<()> {
                 section.end(bytes)
             })
         }
-        role => bail!("the {} has no part in this", role.name()),
+        role => bail!("the {} has no part in this", word(role)),
     }
 }
 

@@ -5,10 +5,11 @@ use anyhow::Result;
 use clap::Args;
 
 use crate::{
-    parameters::{Job, Kind, Role},
-    plan::{Common, Defaults, Options, Passes, Plan, Setting},
+    parameters::Job,
+    plan::{Common, Defaults, Options, Passes, Plan, THERE_AND_BACK},
     record::{LATENCY, RATES, Run, run_of_messages},
     run::reports,
+    sides::Interrupts,
 };
 
 /// Several messages there at a time, and one back when all have come
@@ -25,16 +26,9 @@ impl Options for Burst {
     const NAME: &str = "burst";
 
     fn plan(&self, common: &Common) -> Result<Plan> {
-        let defaults = Defaults {
-            workload: Self::NAME,
-            kind: Kind::Processes,
-            roles: &[Role::Asker, Role::Answerer],
-            size: 64,
-            capacity: 64 << 20,
-            sleeps: false,
-            systems: "pelton,pipe,sock-stream,sock-stream-batched,sock-seqpacket",
-        };
-        let mut plan = common.plan(&defaults, |_| 20_000)?;
+        let defaults =
+            Defaults { systems: "pelton,pipe,sock-stream,sock-stream-batched,sock-seqpacket", ..THERE_AND_BACK };
+        let mut plan = common.plan::<Self>(defaults, |_| 20_000)?;
         plan.job.options.insert(Self::NAME.to_string(), self.burst);
         plan.job.messages_each = self.burst as u32 + 1;
         Ok(Plan {
@@ -48,8 +42,8 @@ impl Options for Burst {
     }
 }
 
-fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
-    let (job, reports) = reports(job, setting)?;
+fn run(job: &Job, interrupts: &Interrupts) -> Result<Run> {
+    let (job, reports) = reports(job, interrupts)?;
     let mut run = run_of_messages(&job, &reports);
     let rate = run.figures.get("round_trip_ns").map(|ns| job.option(Burst::NAME) as f64 * 1e9 / ns);
     run.figures.set("messages_per_second", rate);

@@ -17,10 +17,11 @@ use crate::{
     measure::{delay, now_ns},
     parameters::{Calls, Job, Kind, Pass, Placement, Role},
     payload::{NUMBER_BITS, Payloads, WARM_UP, first_number, number},
-    plan::{Common, Defaults, Options, Passes, Plan, Setting},
+    plan::{Common, Defaults, Options, Passes, Plan},
     record::{Column, LATENCY, RATES, Run, run_of_messages, set_percentiles},
     run::reports,
     side::{PassReport, Percentiles, Schedule, Section, check_bytes, histogram, passes, say},
+    sides::Interrupts,
 };
 
 /// Clients call a service, which replies to each request with its own bytes
@@ -64,7 +65,6 @@ impl Options for Call {
             common.no_seconds("calls beside a flood")?;
         }
         let defaults = Defaults {
-            workload: Self::NAME,
             kind: Kind::Call,
             roles: &[Role::Service, Role::Client],
             size: 64,
@@ -78,7 +78,7 @@ impl Options for Call {
                 _ => "pelton,limits,sock-stream",
             },
         };
-        let mut plan = common.plan(&defaults, |sizes| match (sizes.max, calls.one_by_one()) {
+        let mut plan = common.plan::<Self>(defaults, |sizes| match (sizes.max, calls.one_by_one()) {
             (32_769.., true) => self.pace.count(10_000).min(10_000),
             (32_769.., false) => 50_000,
             (_, true) => self.pace.count(200_000),
@@ -163,8 +163,8 @@ pub fn part<'a, A: Asking, S: Serving>(
 }
 
 /// A run, and its figures: for each pass the service's report and then those of its clients.
-fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
-    let (job, reports) = reports(job, setting)?;
+fn run(job: &Job, interrupts: &Interrupts) -> Result<Run> {
+    let (job, reports) = reports(job, interrupts)?;
     Ok(run_of_calls(&job, &reports))
 }
 
@@ -205,11 +205,6 @@ fn run_of_calls(job: &Job, reports: &[Vec<PassReport>]) -> Run {
     set_percentiles(&mut run.figures, |name| percentiles().filter_map(|client| client.get(name)).max());
     let ladder = percentiles().next().filter(|_| job.senders == 1).map(|client| client.ladder.clone());
     Run { latency: ladder.unwrap_or_default(), ..run }
-}
-
-/// Whether a connection has at most one message in flight, in one direction: then blocking calls suffice.
-pub fn is_simple(job: &Job) -> bool {
-    job.calls.one_by_one() && job.idle == 0
 }
 
 /// A client's part.

@@ -43,10 +43,7 @@ impl Options for FanIn {
             "found --senders {senders} --idle {idle}, wanted 1 to 1024 together, one that sends"
         );
         let defaults = Defaults {
-            workload: Self::NAME,
             kind: Kind::FanIn,
-            roles: ROLES,
-            size: 256,
             systems: if idle > 0 {
                 "pelton,pelton-alone,pelton-stream,limits,sock-stream:block,sock-seqpacket:block"
             } else {
@@ -54,7 +51,7 @@ impl Options for FanIn {
             },
             ..ONE_WAY
         };
-        let mut plan = common.plan(&defaults, stream::count)?;
+        let mut plan = common.plan::<Self>(defaults, stream::count)?;
         let Plan { count, job: Job { sizes, .. }, .. } = plan;
         ensure!(
             sizes.min >= 8,
@@ -86,12 +83,10 @@ pub fn instead_of_calls(plan: &mut Plan) {
         kind: Kind::FanIn,
         messages_each: 1,
         idle: 0,
-        launch: Launch { roles: ROLES, ..plan.job.launch.clone() },
+        launch: Launch { roles: ONE_WAY.roles, ..plan.job.launch.clone() },
         ..plan.job.clone()
     };
 }
-
-const ROLES: &[Role] = &[Role::Receiver, Role::Sender];
 
 /// One side's part; `gather` makes the receiver.
 pub fn part<T: Transport, R: Receiving>(job: &Job, gather: impl FnOnce(&Job) -> Result<R>) -> Result<()> {

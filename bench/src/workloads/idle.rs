@@ -8,11 +8,11 @@ use clap::Args;
 
 use crate::{
     parameters::Job,
-    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan, Setting},
+    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan},
     record::{Column, Run},
     run::deadline,
     side::PassReport,
-    sides::Sides,
+    sides::{Interrupts, Sides},
 };
 
 /// An open channel whose receiver waits and receives nothing
@@ -34,22 +34,16 @@ impl Options for Idle {
             common.size.is_none() && common.count.is_none(),
             "found --size or --count with idle, which sends nothing: leave them out"
         );
-        let defaults = Defaults {
-            workload: Self::NAME,
-            size: 64,
-            sleeps: true,
-            systems: "pelton,pelton-path,pipe,sock-stream",
-            ..ONE_WAY
-        };
-        let plan = common.plan(&defaults, |_| 1)?;
+        let defaults = Defaults { size: 64, sleeps: true, systems: "pelton,pelton-path,pipe,sock-stream", ..ONE_WAY };
+        let plan = common.plan::<Self>(defaults, |_| 1)?;
         Ok(Plan { passes: Passes::One, columns: vec![COLUMNS], run, ..plan })
     }
 }
 
-fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
-    let mut sides = Sides::new(setting.interrupts, deadline(job));
+fn run(job: &Job, interrupts: &Interrupts) -> Result<Run> {
+    let mut sides = Sides::new(interrupts, deadline(job));
     let (receiver, sender) = (0, 1);
-    sides.start_both(job, setting.cpus)?;
+    sides.start_both(job)?;
     sides.order_start(receiver)?;
     sides.expect_silence(BEFORE)?;
     let (before, start) = (sides.usages()?, Instant::now());

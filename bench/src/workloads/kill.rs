@@ -16,18 +16,19 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use procfs::process::Process;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     endpoints::{Receiving, Sending, THERE, Transport},
     measure::{Usage, now_ns},
-    parameters::{Job, Role},
+    parameters::{Job, Role, word},
     payload::{Payloads, expected, number, whole},
-    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan, Setting},
+    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan},
     record::{Column, Death, Outcome, Run},
     run::{deadline, directory},
     side::say,
-    sides::{END, Event, Sides},
+    sides::{END, Event, Interrupts, Sides},
 };
 
 /// The program kills each side in the middle of a stream: does the other detect it?
@@ -49,13 +50,12 @@ impl Options for Kill {
         common.no_seconds(Self::NAME)?;
         common.one_size(Self::NAME)?;
         let defaults = Defaults {
-            workload: Self::NAME,
             capacity: 1 << 20,
             sleeps: true,
             systems: "pelton,pelton-path,pipe,sock-stream,sock-seqpacket",
             ..ONE_WAY
         };
-        let plan = common.plan(&defaults, |_| 1)?;
+        let plan = common.plan::<Self>(defaults, |_| 1)?;
         Ok(Plan { passes: Passes::One, columns: vec![COLUMNS], run, ..plan })
     }
 }
@@ -101,7 +101,7 @@ pub fn part<T: Transport>(job: &Job) -> Result<()> {
                 receiving.receive(|m| m.len() == size && number(m) == expected(n, m.len()) && whole(m))
             })
         }
-        role => bail!("the {} has no part in this", role.name()),
+        role => bail!("the {} has no part in this", word(role)),
     }
 }
 
@@ -150,13 +150,13 @@ const UNDER_WAY: u64 = 1000;
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Two streams: the receiver of one is killed, and the sender of the other.
-fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
+fn run(job: &Job, interrupts: &Interrupts) -> Result<Run> {
     let mut run = Run::default();
     for (killed, name) in [(0, "receiver"), (1, "sender")] {
         let directory = directory(job)?;
         let job = Job { directory: directory.path().to_path_buf(), ..job.clone() };
-        let mut sides = Sides::new(setting.interrupts, deadline(&job));
-        sides.start_both(&job, setting.cpus)?;
+        let mut sides = Sides::new(interrupts, deadline(&job));
+        sides.start_both(&job)?;
         sides.order_start(0)?;
         sides.order_go(1)?;
         // The sides may need long to get under way. The clock's last digits choose the moment of the kill.
@@ -248,9 +248,9 @@ impl Sides<'_> {
 
 /// Whether one of its threads is runnable, or waits for memory.
 fn is_runnable(pid: u32) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let states = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
-    states.into_iter().any(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['R', 'D'])))
+    let tasks = Process::new(pid as i32).and_then(|process| process.tasks());
+    let states = tasks.into_iter().flatten().flatten().filter_map(|task| task.stat().ok());
+    states.into_iter().any(|stat| matches!(stat.state, 'R' | 'D'))
 }
 
 fn read_notice(line: &str) -> Result<Notice> {

@@ -39,14 +39,9 @@ impl Options for Lopsided {
 
     fn plan(&self, common: &Common) -> Result<Plan> {
         common.no_seconds(Self::NAME)?;
-        let defaults = Defaults {
-            workload: Self::NAME,
-            capacity: 1 << 20,
-            sleeps: true,
-            systems: "pelton,sock-stream,sock-seqpacket",
-            ..ONE_WAY
-        };
-        let plan = common.plan(&defaults, |_| (2_000_000 / self.work).max(1))?;
+        let defaults =
+            Defaults { capacity: 1 << 20, sleeps: true, systems: "pelton,sock-stream,sock-seqpacket", ..ONE_WAY };
+        let plan = common.plan::<Self>(defaults, |_| (2_000_000 / self.work).max(1))?;
         let (slow_ns, fast_ns) = (1000 * self.work, 100 * self.work);
         Ok(Plan {
             work_ns: match self.slow {

@@ -5,7 +5,6 @@
 //! again.
 
 use std::{
-    fs,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::{Duration, Instant},
@@ -13,16 +12,17 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use procfs::process::Process;
 
 use crate::{
     endpoints::{Receiving, Sending, THERE, Transport},
-    parameters::{Job, Role},
+    parameters::{Job, Role, word},
     payload::{Payloads, WARM_UP, expected, number, whole},
-    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan, Setting},
+    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan},
     record::{Column, Run},
     run::deadline,
     side::{PassReport, Section, check_bytes, passes, say},
-    sides::Sides,
+    sides::{Interrupts, Sides},
 };
 
 /// The resident memory of a channel whose receiver reads nothing while the sender sends
@@ -43,13 +43,9 @@ impl Options for Memory {
     fn plan(&self, common: &Common) -> Result<Plan> {
         common.no_seconds(Self::NAME)?;
         common.one_size(Self::NAME)?;
-        let defaults = Defaults {
-            workload: Self::NAME,
-            sleeps: true,
-            systems: "pelton,pelton-path,pipe,sock-stream,sock-seqpacket",
-            ..ONE_WAY
-        };
-        let plan = common.plan(&defaults, |_| 100_000)?;
+        let defaults =
+            Defaults { sleeps: true, systems: "pelton,pelton-path,pipe,sock-stream,sock-seqpacket", ..ONE_WAY };
+        let plan = common.plan::<Self>(defaults, |_| 100_000)?;
         Ok(Plan { passes: Passes::One, figure: Some("backlog_resident_bytes"), columns: vec![COLUMNS], run, ..plan })
     }
 }
@@ -108,7 +104,7 @@ pub fn part<T: Transport>(job: &Job) -> Result<()> {
                 section.end(bytes)
             })
         }
-        role => bail!("the {} has no part in this", role.name()),
+        role => bail!("the {} has no part in this", word(role)),
     }
 }
 
@@ -122,11 +118,9 @@ struct ThreadState {
 impl ThreadState {
     /// Reads the state of this process's thread of that number; None if it cannot be read.
     fn read(task: i32) -> Option<ThreadState> {
-        let read = |name: &str| fs::read_to_string(format!("/proc/self/task/{task}/{name}")).ok();
-        // After its name, which may have any bytes.
-        let state = read("stat")?.rsplit_once(") ")?.1.chars().next()?;
-        let on_cpu_ns = read("schedstat")?.split_whitespace().next()?.parse().ok()?;
-        Some(ThreadState { sleeps: state == 'S', on_cpu_ns })
+        let task = Process::myself().ok()?.task_from_tid(task).ok()?;
+        let on_cpu_ns = task.schedstat().ok()?.sum_exec_runtime;
+        Some(ThreadState { sleeps: task.stat().ok()?.state == 'S', on_cpu_ns })
     }
 }
 
@@ -154,24 +148,21 @@ fn count_until_stopped(sent: &AtomicU64, done: &AtomicBool, state: impl Fn() -> 
 /// Resident memory of these processes, in bytes; a page that several of them share counts once. Program text is left
 /// out: other processes of the same program, or the kernel's eviction, would change the figure.
 pub fn resident_bytes(pids: &[u32]) -> Result<u64> {
-    let one = |pid: &u32| {
-        let path = format!("/proc/{pid}/smaps_rollup");
-        let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-        let kilobytes = |name: &str| -> Result<u64> {
-            let found = text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"));
-            Ok(found.with_context(|| format!("no {name} in {path}"))?.trim().parse()?)
-        };
+    let one = |pid: &u32| -> Result<u64> {
+        let all = Process::new(*pid as i32)?.smaps_rollup()?.memory_map_rollup;
         // Anonymous memory and shared memory: memfds, and files in /dev/shm.
-        Ok((kilobytes("Pss_Anon:")? + kilobytes("Pss_Shmem:")?) * 1024)
+        let bytes = |name: &str| all.iter().find_map(|map| map.extension.map.get(name));
+        let found = bytes("Pss_Anon").zip(bytes("Pss_Shmem"));
+        found.map(|(own, shared)| own + shared).context("no Pss_Anon and Pss_Shmem in smaps_rollup: take Linux 5.4")
     };
     pids.iter().map(one).sum()
 }
 
 /// Memory without messages, with the backlog, and after all were received.
-fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
-    let mut sides = Sides::new(setting.interrupts, deadline(job));
+fn run(job: &Job, interrupts: &Interrupts) -> Result<Run> {
+    let mut sides = Sides::new(interrupts, deadline(job));
     let (receiver, sender) = (0, 1);
-    sides.start_both(job, setting.cpus)?;
+    sides.start_both(job)?;
     let resident = |sides: &Sides<'_>| resident_bytes(&sides.pids());
     let before = resident(&sides)?;
     sides.order_go(sender)?;
@@ -213,39 +204,5 @@ mod tests {
         };
         assert_eq!(count_until_stopped(&sent, &done, starved), 9);
         assert!(polls.load(Ordering::Relaxed) > 5, "it was polled while it made no progress");
-    }
-
-    #[test]
-    fn a_sleeping_thread_and_a_working_one_are_distinguished() {
-        let own = rustix::thread::gettid().as_raw_nonzero().get();
-        let before = ThreadState::read(own).unwrap();
-        assert!(!before.sleeps, "it runs");
-        let (announce, announced) = std::sync::mpsc::channel();
-        let (end, ends) = std::sync::mpsc::channel::<()>();
-        let sleeper = thread::spawn(move || {
-            announce.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
-            ends.recv().unwrap_err();
-        });
-        let other = announced.recv().unwrap();
-        let until = Instant::now() + Duration::from_secs(60);
-        while !ThreadState::read(other).unwrap().sleeps {
-            assert!(Instant::now() < until, "it never sleeps");
-            thread::yield_now();
-        }
-        drop(end);
-        sleeper.join().unwrap();
-        while ThreadState::read(own).unwrap().on_cpu_ns == before.on_cpu_ns {
-            assert!(Instant::now() < until, "its CPU time does not grow");
-        }
-    }
-
-    #[test]
-    fn memory_that_is_written_to_is_resident() {
-        let own = [std::process::id()];
-        let before = resident_bytes(&own).unwrap();
-        let kept = std::hint::black_box(vec![1u8; 64 << 20]);
-        let after = resident_bytes(&own).unwrap();
-        // Other tests of this process may free some memory meanwhile.
-        assert!(after > before + (32 << 20), "{before} {after} {}", kept.len());
     }
 }

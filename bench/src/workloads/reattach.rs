@@ -9,11 +9,11 @@ use pelton::Options as Channel;
 use crate::{
     parameters::{Job, Kind, Role},
     payload::{Payloads, expected, number, whole},
-    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan, Setting},
+    plan::{Common, Defaults, ONE_WAY, Options, Passes, Plan},
     record::{Column, Run},
     run::deadline,
     side::{PassReport, Section, passes},
-    sides::Sides,
+    sides::{Interrupts, Sides},
 };
 
 /// The successors of a receiver, and then of a sender, killed on a lane full of messages
@@ -31,16 +31,8 @@ impl Options for Reattach {
     fn plan(&self, common: &Common) -> Result<Plan> {
         common.no_seconds(Self::NAME)?;
         common.one_size(Self::NAME)?;
-        let defaults = Defaults {
-            workload: Self::NAME,
-            kind: Kind::Successors,
-            roles: &[Role::Receiver, Role::Sender],
-            size: 16,
-            sleeps: true,
-            systems: "pelton-path",
-            ..ONE_WAY
-        };
-        let plan = common.plan(&defaults, |_| 1_000_000)?;
+        let defaults = Defaults { kind: Kind::Successors, size: 16, sleeps: true, systems: "pelton-path", ..ONE_WAY };
+        let plan = common.plan::<Self>(defaults, |_| 1_000_000)?;
         Ok(Plan { passes: Passes::One, figure: Some("reattach_receiver_ns"), columns: vec![COLUMNS], run, ..plan })
     }
 }
@@ -94,14 +86,14 @@ pub fn part(job: &Job, options: Channel) -> Result<()> {
 }
 
 /// The program kills each endpoint on a lane full of messages, and a fresh process takes its place.
-fn run(job: &Job, setting: &Setting<'_>) -> Result<Run> {
-    let (mut sides, cpus) = (Sides::new(setting.interrupts, deadline(job)), setting.cpus);
-    sides.run_side(job, Role::Filler, cpus)?;
-    sides.run_side(job, Role::Receiver, cpus)?;
+fn run(job: &Job, interrupts: &Interrupts) -> Result<Run> {
+    let mut sides = Sides::new(interrupts, deadline(job));
+    sides.run_side(job, Role::Filler)?;
+    sides.run_side(job, Role::Receiver)?;
     sides.sides.truncate(1); // dropped: killed, and gone
-    let receiver = sides.run_side(job, Role::Receiver, cpus)?;
+    let receiver = sides.run_side(job, Role::Receiver)?;
     sides.sides.remove(0);
-    let sender = sides.run_side(job, Role::Sender, cpus)?;
+    let sender = sides.run_side(job, Role::Sender)?;
     let ns = |report: &PassReport| Some(report.end_ns.saturating_sub(report.start_ns) as f64);
     let figures = [
         ("cpu_seconds", Some(receiver.usage.cpu_seconds + sender.usage.cpu_seconds)),

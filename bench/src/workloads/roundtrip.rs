@@ -10,9 +10,9 @@ use super::{
 use crate::{
     endpoints::{Receiving, Sending, Transport},
     measure::{delay, now_ns},
-    parameters::{Job, Kind, Role, SizeRange, SizeSequence},
+    parameters::{Job, Role, SizeRange, SizeSequence, word},
     payload::{Payloads, WARM_UP, expected, glance, number, whole},
-    plan::{Common, Defaults, Options, Passes, Plan},
+    plan::{Common, Defaults, Options, Passes, Plan, THERE_AND_BACK},
     record::LATENCY,
     run::exchange,
     side::{Percentiles, Schedule, Section, histogram, passes},
@@ -73,18 +73,14 @@ impl Options for Roundtrip {
     fn plan(&self, common: &Common) -> Result<Plan> {
         self.pace.check(common)?;
         let defaults = Defaults {
-            workload: Self::NAME,
-            kind: Kind::Processes,
-            roles: &[Role::Asker, Role::Answerer],
-            size: 64,
-            capacity: 64 << 20,
             sleeps: self.pace.rests(),
             systems: match self.pace.rate {
                 Some(_) => "pelton,sock-stream,sock-seqpacket",
                 None => "pelton,limits,pipe,sock-stream,sock-stream-batched,sock-seqpacket",
             },
+            ..THERE_AND_BACK
         };
-        let mut plan = common.plan(&defaults, |_| self.pace.count(200_000))?;
+        let mut plan = common.plan::<Self>(defaults, |_| self.pace.count(200_000))?;
         plan.job.delay_us = self.pace.delay;
         plan.job.calls.rate = self.pace.rate;
         plan.job.messages_each = 2;
@@ -107,7 +103,7 @@ pub fn part<T: Transport>(job: &Job) -> Result<()> {
         (Role::Asker, burst) => ask::<T, false>(job, burst),
         (Role::Answerer, 0) => answer::<T, true>(job, 1),
         (Role::Answerer, burst) => answer::<T, false>(job, burst),
-        (role, _) => bail!("the {} has no part in this", role.name()),
+        (role, _) => bail!("the {} has no part in this", word(role)),
     }
 }
 

@@ -5,7 +5,7 @@ use clap::Args;
 
 use crate::{
     endpoints::{Receiving, Sending, THERE, Transport},
-    parameters::{Job, Role, SizeRange},
+    parameters::{Job, Role, SizeRange, word},
     payload::{Payloads, WARM_UP, expected, first_number, glance, number, whole},
     plan::{Common, Defaults, ONE_WAY, Options, Plan},
     record::RATES,
@@ -23,12 +23,9 @@ impl Options for Stream {
     const NAME: &str = "stream";
 
     fn plan(&self, common: &Common) -> Result<Plan> {
-        let defaults = Defaults {
-            workload: Self::NAME,
-            systems: "pelton,limits,pipe,sock-stream,sock-stream-batched,sock-seqpacket",
-            ..ONE_WAY
-        };
-        let plan = common.plan(&defaults, count)?;
+        let defaults =
+            Defaults { systems: "pelton,limits,pipe,sock-stream,sock-stream-batched,sock-seqpacket", ..ONE_WAY };
+        let plan = common.plan::<Self>(defaults, count)?;
         Ok(Plan { figure: Some("messages_per_second"), columns: vec![RATES], run: exchange, ..plan })
     }
 }
@@ -92,7 +89,7 @@ pub fn part<T: Transport>(job: &Job) -> Result<()> {
                 Ok(report)
             })
         }
-        role => bail!("the {} has no part in this", role.name()),
+        role => bail!("the {} has no part in this", word(role)),
     }
 }
 

@@ -32,33 +32,23 @@ impl Options for Threads {
     fn plan(&self, common: &Common) -> Result<Plan> {
         common.one_size(Self::NAME)?;
         let defaults = Defaults {
-            workload: Self::NAME,
             kind: Kind::Threads,
             roles: &[Role::Threads],
             size: 64,
             systems: "pelton,pelton-batches,rtrb,rtrb-chunks,crossbeam-channel,flume,kanal",
             ..ONE_WAY
         };
-        let plan = common.plan(&defaults, |_| 10_000_000)?;
+        let plan = common.plan::<Self>(defaults, |_| 10_000_000)?;
         Ok(Plan { figure: Some("messages_per_second"), columns: vec![RATES], run: exchange, ..plan })
     }
 }
 
-/// A transport between two threads: single messages, or several at a time.
-pub trait InProcess {
-    /// The sending endpoint.
-    type Sending: Send;
-    /// The receiving endpoint.
-    type Receiving: Send;
-
-    /// Both endpoints.
-    fn pair(job: &Job) -> Result<(Self::Sending, Self::Receiving)>;
-}
-
-/// One message a call.
-pub fn one_by_one<S: InProcess<Sending: Sending, Receiving: Receiving>>(job: &Job) -> Result<()> {
+/// One message a call, by these endpoints.
+pub fn one_by_one<S: Sending + Send, R: Receiving + Send>(
+    job: &Job,
+    (mut sending, mut receiving): (S, R),
+) -> Result<()> {
     let size = job.sizes.max as usize;
-    let (mut sending, mut receiving) = S::pair(job)?;
     let mut payloads = Payloads::new(size);
     let send = move |count: u64| {
         payloads.begin(0);
@@ -80,17 +70,16 @@ pub fn one_by_one<S: InProcess<Sending: Sending, Receiving: Receiving>>(job: &Jo
 }
 
 /// Up to [`BATCH`](super::batches::BATCH) messages a call, and one release for all that a call returns.
-pub fn batches<S: InProcess<Sending: SendingBatches, Receiving: ReceivingBatches>>(job: &Job) -> Result<()> {
-    by_size!(job, sized_batches, S)
+pub fn batches<S: SendingBatches + Send, R: ReceivingBatches + Send>(job: &Job, endpoints: (S, R)) -> Result<()> {
+    by_size!(job.sizes.max, sized_batches(job, endpoints))
 }
 
-fn sized_batches<const SIZE: usize, S>(job: &Job) -> Result<()>
-where
-    S: InProcess<Sending: SendingBatches, Receiving: ReceivingBatches>,
-{
+fn sized_batches<const SIZE: usize, S: SendingBatches + Send, R: ReceivingBatches + Send>(
+    job: &Job,
+    (mut sending, mut receiving): (S, R),
+) -> Result<()> {
     let size = job.sizes.max as usize;
     let mut all = all_sent::<SIZE, _>(job)?;
-    let (mut sending, mut receiving) = S::pair(job)?;
     let send = move |count: u64| all(&mut sending, count);
     let receive = move |count: u64| {
         all_taken(&mut receiving, (count, usize::MAX), |m, n, last| m.len() == size && is_right(m, n, last))

@@ -10,7 +10,7 @@ use crate::command::report;
 /// Programs that no crate registry has may be missing.
 fn may_be_missing(system: &Value) -> bool {
     let reason = system["skipped"].as_str().unwrap_or_default();
-    let missing = reason.contains("libzmq.so.5") || reason.contains("is it installed?");
+    let missing = reason.contains("libzmq3-dev") || reason.contains("is it installed?");
     if missing {
         eprintln!("LEFT OUT: {}: {reason}", system["label"]);
     }

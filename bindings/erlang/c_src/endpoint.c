@@ -262,8 +262,15 @@ static int send_next(ErlNifEnv *env, struct endpoint *endpoint, size_t *bytes)
         if (code)
             return code;
         *bytes += message.size;
+        /* Before the message is released. */
+        char text[PELTON_TRACEPARENT_SIZE];
+        int found = endpoint->gives_traceparents && pelton_receiver_traceparent(endpoint->handle.receiver, text) == 1;
         ERL_NIF_TERM data = endpoint_message(env, endpoint, &message, true, &needs_copy);
-        send_to_owner(env, endpoint, enif_make_tuple3(env, atom_pelton, self, data));
+        if (endpoint->gives_traceparents)
+            data = enif_make_tuple4(env, atom_pelton, self, data, traceparent_of(env, found, text));
+        else
+            data = enif_make_tuple3(env, atom_pelton, self, data);
+        send_to_owner(env, endpoint, data);
     } else {
         pelton_request request;
         int code = pelton_service_receive(endpoint->handle.service, PELTON_NO_WAIT, &request);

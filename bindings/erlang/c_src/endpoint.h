@@ -52,6 +52,7 @@ struct endpoint {
     bool is_once;   /* no pelton_passive follows */
     bool is_watched; /* the notifier thread has an event, or gets one: [watch] in endpoint.c */
     bool holds;     /* received binaries are the channel's memory */
+    bool gives_traceparents; /* with each message */
     atomic_bool is_closing;     /* closed for everybody; the handle remains while `held` is above 0 */
     atomic_uint held;           /* binaries in the channel's memory, and operations */
     atomic_bool is_in_operation; /* on a file, or one that waits on a dirty scheduler */

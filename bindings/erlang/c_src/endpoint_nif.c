@@ -9,7 +9,7 @@
 /* ---- Opening ---- */
 
 struct numbers {
-    uint64_t capacity, message_bytes_max, memory_bytes_max, call_bytes_max, peers_max, create;
+    uint64_t capacity, message_bytes_max, memory_bytes_max, call_bytes_max, peers_max, create, traced;
     int64_t deadline_ns;
 };
 
@@ -21,6 +21,7 @@ static int open_sender(struct endpoint *endpoint, const char *name, const struct
     options.deadline_ns = numbers->deadline_ns;
     options.create = (uint32_t)numbers->create;
     options.lanes = (uint32_t)numbers->peers_max;
+    options.traced = (uint32_t)numbers->traced;
     return pelton_sender_open_start(name, &options, &endpoint->opening.sender);
 }
 
@@ -33,6 +34,7 @@ static int open_path_receiver(struct endpoint *endpoint, const char *name, const
     options.deadline_ns = numbers->deadline_ns;
     options.create = (uint32_t)numbers->create;
     options.lanes = (uint32_t)numbers->peers_max;
+    options.traced = (uint32_t)numbers->traced;
     return pelton_receiver_open_start(name, &options, &endpoint->opening.receiver);
 }
 
@@ -96,17 +98,18 @@ static int open_endpoint(struct endpoint *endpoint, const char *name, const stru
     return code;
 }
 
-/* {Capacity, MessageBytesMax, MemoryBytesMax, CallBytesMax, PeersMax, Create, TimeoutMs}; -1 ms: no limit */
+/* {Capacity, MessageBytesMax, MemoryBytesMax, CallBytesMax, PeersMax, Create, Traced, TimeoutMs}; -1 ms: no limit */
 static bool numbers_at(ErlNifEnv *env, ERL_NIF_TERM term, struct numbers *numbers)
 {
     const ERL_NIF_TERM *terms;
     int arity;
     ErlNifSInt64 timeout_ms;
     uint64_t *found[] = {&numbers->capacity,       &numbers->message_bytes_max, &numbers->memory_bytes_max,
-                         &numbers->call_bytes_max, &numbers->peers_max,         &numbers->create};
-    if (!enif_get_tuple(env, term, &arity, &terms) || arity != 7 || !enif_get_int64(env, terms[6], &timeout_ms))
+                         &numbers->call_bytes_max, &numbers->peers_max,         &numbers->create,
+                         &numbers->traced};
+    if (!enif_get_tuple(env, term, &arity, &terms) || arity != 8 || !enif_get_int64(env, terms[7], &timeout_ms))
         return false;
-    for (int i = 0; i < 6; i++)
+    for (int i = 0; i < 7; i++)
         if (!enif_get_uint64(env, terms[i], found[i]))
             return false;
     if (timeout_ms < 0 || timeout_ms > INT64_MAX / 1000000)
@@ -222,8 +225,8 @@ NIF(endpoint_close)
     return atom_ok;
 }
 
-/* endpoint_set(Endpoint, Active, Holds). Active: `true`, `false`, `once`, a number, which is added, or `undefined`:
- * unchanged. Holds: `true`, `false` or `undefined`. */
+/* endpoint_set(Endpoint, Active, Holds, Traceparents). Active: `true`, `false`, `once`, a number, which is added, or
+ * `undefined`: unchanged. Holds, Traceparents: `true`, `false` or `undefined`. */
 NIF(endpoint_set)
 {
     (void)argc;
@@ -235,6 +238,8 @@ NIF(endpoint_set)
         return result;
     if (!enif_is_identical(argv[2], atom_undefined))
         endpoint->holds = enif_is_identical(argv[2], atom_true);
+    if (!enif_is_identical(argv[3], atom_undefined))
+        endpoint->gives_traceparents = enif_is_identical(argv[3], atom_true);
     if (enif_is_identical(argv[1], atom_undefined))
         return endpoint_leave(endpoint, atom_ok);
     bool is_counting = endpoint->active > 0 && !endpoint->is_once;
@@ -299,13 +304,15 @@ NIF(endpoint_cancel)
 
 /* ---- Messages ---- */
 
-/* endpoint_send(Sender, Data, Ref): ok, `pending` or an error */
+/* endpoint_send(Sender, Data, Traceparent, Ref): ok, `pending` or an error. Traceparent: a text that ends with 0, or
+ * `undefined`. */
 NIF(endpoint_send)
 {
     (void)argc;
     ErlNifBinary data;
     ERL_NIF_TERM result;
-    if (!enif_inspect_iolist_as_binary(env, argv[1], &data))
+    const char *traceparent;
+    if (!enif_inspect_iolist_as_binary(env, argv[1], &data) || !text_at(env, argv[2], &traceparent))
         return enif_make_badarg(env);
     struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << SENDER, &result);
     if (!endpoint)
@@ -314,7 +321,9 @@ NIF(endpoint_send)
         return endpoint_leave(endpoint, error_of(env, atom_in_operation));
     pelton_sender *sender = endpoint->handle.sender;
     for (;;) {
-        int code = pelton_sender_send(sender, data.data, data.size, PELTON_NO_WAIT);
+        int code = traceparent
+            ? pelton_sender_send_traced(sender, data.data, data.size, traceparent, PELTON_NO_WAIT)
+            : pelton_sender_send(sender, data.data, data.size, PELTON_NO_WAIT);
         if (code != PELTON_AGAIN) {
             charge_bytes(env, data.size);
             return endpoint_leave_to_waiters(endpoint, code ? error_of_code(env, code) : atom_ok);
@@ -324,7 +333,7 @@ NIF(endpoint_send)
             continue;
         if (!endpoint_watch(endpoint, code))
             return endpoint_leave_to_waiters(endpoint, error_of_code(env, code));
-        endpoint_add_waiter(env, endpoint, argv[2], 0);
+        endpoint_add_waiter(env, endpoint, argv[3], 0);
         return endpoint_leave(endpoint, atom_pending);
     }
 }
@@ -378,9 +387,15 @@ NIF(endpoint_send_large)
     return nif_endpoint_send(env, argc, argv);
 }
 
+/* {ok, Bytes}, or {ok, Bytes, Traceparent} */
+static ERL_NIF_TERM received(ErlNifEnv *env, ERL_NIF_TERM bytes, const ERL_NIF_TERM *traceparent)
+{
+    return traceparent ? enif_make_tuple3(env, atom_ok, bytes, *traceparent) : enif_make_tuple2(env, atom_ok, bytes);
+}
+
+/* copy_held(Held), or copy_held(Held, Traceparent) */
 static NIF(copy_held)
 {
-    (void)argc;
     void *object;
     if (!enif_get_resource(env, argv[0], shared->held_type, &object))
         return enif_make_badarg(env);
@@ -388,10 +403,11 @@ static NIF(copy_held)
     ERL_NIF_TERM bytes = bytes_of(env, held->data, held->size);
     /* Now, and not when the resource is collected: the sender waits for the space. */
     held_release(held);
-    return enif_make_tuple2(env, atom_ok, bytes);
+    return received(env, bytes, argc == 2 ? &argv[1] : NULL);
 }
 
-/* endpoint_receive(Receiver, Ref): {ok, Bytes}, `pending` or an error */
+/* endpoint_receive(Receiver, Ref): {ok, Bytes}, or {ok, Bytes, Traceparent} if the endpoint gives them; `pending` or an
+ * error */
 NIF(endpoint_receive)
 {
     (void)argc;
@@ -424,16 +440,28 @@ NIF(endpoint_receive)
     }
     if (code)
         return endpoint_leave_to_waiters(endpoint, error_of_code(env, code));
-    bool needs_copy;
+    bool needs_copy, gives_traceparent = endpoint->gives_traceparents;
+    /* The message, and its traceparent, which is read before the message is released. */
+    ERL_NIF_TERM found[2];
+    char text[PELTON_TRACEPARENT_SIZE];
     charge_bytes(env, message.size);
-    ERL_NIF_TERM bytes =
-        endpoint_leave_to_waiters(endpoint, endpoint_message(env, endpoint, &message, false, &needs_copy));
+    if (gives_traceparent)
+        found[1] = traceparent_of(env, pelton_receiver_traceparent(receiver, text), text);
+    found[0] = endpoint_leave_to_waiters(endpoint, endpoint_message(env, endpoint, &message, false, &needs_copy));
     if (needs_copy)
-        return enif_schedule_nif(env, "copy_held", ERL_NIF_DIRTY_JOB_CPU_BOUND, nif_copy_held, 1, &bytes);
-    return enif_make_tuple2(env, atom_ok, bytes);
+        return enif_schedule_nif(env, "copy_held", ERL_NIF_DIRTY_JOB_CPU_BOUND, nif_copy_held, 1 + gives_traceparent,
+                                 found);
+    return received(env, found[0], gives_traceparent ? &found[1] : NULL);
 }
 
 /* ---- Calls ---- */
+
+static int submit(pelton_client *client, const ErlNifBinary *data, const char *traceparent, uint64_t *call)
+{
+    if (traceparent)
+        return pelton_client_submit_traced(client, data->data, data->size, traceparent, 0, PELTON_NO_WAIT, call);
+    return pelton_client_submit(client, data->data, data->size, 0, PELTON_NO_WAIT, call);
+}
 
 /* The notifier thread sends completions, and `ready` to those that wait for space: the caller may have taken their
  * event. */
@@ -446,13 +474,15 @@ static ERL_NIF_TERM leave_client(struct endpoint *endpoint, ERL_NIF_TERM result)
     return endpoint_leave(endpoint, result);
 }
 
-/* endpoint_call(Client, Data, Ref): {ok, Reply} or an error; `waits`: one of them is sent; `pending`: for free space */
+/* endpoint_call(Client, Data, Traceparent, Ref): {ok, Reply} or an error; `waits`: one of them is sent; `pending`: for
+ * free space. Traceparent as of endpoint_send. */
 NIF(endpoint_call)
 {
     (void)argc;
     ERL_NIF_TERM result;
     ErlNifBinary data;
-    if (!enif_inspect_iolist_as_binary(env, argv[1], &data))
+    const char *traceparent;
+    if (!enif_inspect_iolist_as_binary(env, argv[1], &data) || !text_at(env, argv[2], &traceparent))
         return enif_make_badarg(env);
     struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << CLIENT, &result);
     if (!endpoint)
@@ -460,9 +490,9 @@ NIF(endpoint_call)
     pelton_client *client = endpoint->handle.client;
     uint64_t call;
     charge_bytes(env, data.size);
-    int code = pelton_client_submit(client, data.data, data.size, 0, PELTON_NO_WAIT, &call);
+    int code = submit(client, &data, traceparent, &call);
     if (code == PELTON_AGAIN) {
-        endpoint_add_waiter(env, endpoint, argv[2], 0);
+        endpoint_add_waiter(env, endpoint, argv[3], 0);
         endpoint_arm_client(endpoint);
         return endpoint_leave(endpoint, atom_pending);
     }
@@ -489,7 +519,7 @@ NIF(endpoint_call)
         bool was_begun = code != PELTON_NO_LISTENER && code != PELTON_REFUSED;
         return leave_client(endpoint, endpoint_lost(env, was_begun ? code : PELTON_AGAIN));
     }
-    endpoint_add_waiter(env, endpoint, argv[2], call);
+    endpoint_add_waiter(env, endpoint, argv[3], call);
     if (code == PELTON_OK) {
         endpoint->completion = completion;
         endpoint->has_completion = true;
@@ -500,24 +530,25 @@ NIF(endpoint_call)
     return endpoint_leave(endpoint, atom_waits);
 }
 
-/* endpoint_stream(Client, Data, Ref): as endpoint_call, without an immediate reply. Each part is sent as {part, Bytes},
- * then {ok, Bytes}, the last one, or ok: there is no other. */
+/* endpoint_stream(Client, Data, Traceparent, Ref): as endpoint_call, without an immediate reply. Each part is sent as
+ * {part, Bytes}, then {ok, Bytes}, the last one, or ok: there is no other. */
 NIF(endpoint_stream)
 {
     (void)argc;
     ERL_NIF_TERM result;
     ErlNifBinary data;
-    if (!enif_inspect_iolist_as_binary(env, argv[1], &data))
+    const char *traceparent;
+    if (!enif_inspect_iolist_as_binary(env, argv[1], &data) || !text_at(env, argv[2], &traceparent))
         return enif_make_badarg(env);
     struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << CLIENT, &result);
     if (!endpoint)
         return result;
     uint64_t call = 0;
     charge_bytes(env, data.size);
-    int code = pelton_client_submit(endpoint->handle.client, data.data, data.size, 0, PELTON_NO_WAIT, &call);
+    int code = submit(endpoint->handle.client, &data, traceparent, &call);
     if (code != PELTON_OK && code != PELTON_AGAIN)
         return leave_client(endpoint, error_of_code(env, code));
-    endpoint_add_waiter(env, endpoint, argv[2], code ? 0 : call)->is_stream = true;
+    endpoint_add_waiter(env, endpoint, argv[3], code ? 0 : call)->is_stream = true;
     endpoint_arm_client(endpoint);
     return endpoint_leave(endpoint, code ? atom_pending : atom_waits);
 }
@@ -641,6 +672,20 @@ NIF(responder_is_cancelled)
     return code == 0 ? atom_false : atom_true;
 }
 
+/* responder_traceparent(Responder): a binary, or `undefined` */
+NIF(responder_traceparent)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    struct responder *responder = responder_take(env, argv[0], &result);
+    if (!responder)
+        return enif_is_tuple(env, result) ? atom_undefined : result;
+    char text[PELTON_TRACEPARENT_SIZE];
+    result = traceparent_of(env, pelton_responder_traceparent(responder->handle, text), text);
+    atomic_store(&responder->state, RESPONDER_OPEN);
+    return result;
+}
+
 /* endpoint_drain(Service) */
 NIF(endpoint_drain)
 {
@@ -652,6 +697,85 @@ NIF(endpoint_drain)
     int code = pelton_service_drain(endpoint->handle.service);
     endpoint_recheck(endpoint);
     return endpoint_leave(endpoint, code ? error_of_code(env, code) : atom_ok);
+}
+
+/* ---- Figures ---- */
+
+struct figure {
+    const char *name;
+    uint64_t value;
+};
+
+/* A map. The peer is in it only if there is one. */
+static ERL_NIF_TERM map_of(ErlNifEnv *env, const struct figure *figures, size_t count, bool has_peer, uint32_t pid,
+                           uint32_t uid)
+{
+    ERL_NIF_TERM map = enif_make_new_map(env);
+    for (size_t i = 0; i < count; i++)
+        enif_make_map_put(env, map, enif_make_atom(env, figures[i].name), enif_make_uint64(env, figures[i].value), &map);
+    if (has_peer) {
+        enif_make_map_put(env, map, enif_make_atom(env, "peer_pid"), enif_make_uint(env, pid), &map);
+        enif_make_map_put(env, map, enif_make_atom(env, "peer_uid"), enif_make_uint(env, uid), &map);
+    }
+    return map;
+}
+
+#define FIGURE(name) {#name, info.name}
+#define COUNTERS FIGURE(messages), FIGURE(bytes), FIGURE(waits), FIGURE(sleeps), FIGURE(wakes_sent)
+#define MAP_OF(has_peer, pid, uid) map_of(env, figures, sizeof figures / sizeof *figures, has_peer, pid, uid)
+
+static ERL_NIF_TERM sender_info(ErlNifEnv *env, pelton_sender *sender)
+{
+    pelton_sender_info info = {.struct_bytes = sizeof info};
+    int code = pelton_sender_get_info(sender, &info);
+    struct figure figures[] = {COUNTERS, FIGURE(unreleased), FIGURE(unreleased_max), FIGURE(capacity),
+                               FIGURE(message_bytes_max)};
+    return code ? error_of_code(env, code) : MAP_OF(info.has_peer, info.peer_pid, info.peer_uid);
+}
+
+static ERL_NIF_TERM receiver_info(ErlNifEnv *env, pelton_receiver *receiver)
+{
+    pelton_receiver_info info = {.struct_bytes = sizeof info};
+    int code = pelton_receiver_get_info(receiver, &info);
+    struct figure figures[] = {COUNTERS, FIGURE(capacity), FIGURE(message_bytes_max)};
+    return code ? error_of_code(env, code) : MAP_OF(info.has_peer, info.peer_pid, info.peer_uid);
+}
+
+static ERL_NIF_TERM client_info(ErlNifEnv *env, pelton_client *client)
+{
+    pelton_client_info info = {.struct_bytes = sizeof info};
+    int code = pelton_client_get_info(client, &info);
+    struct figure figures[] = {FIGURE(request_bytes_max), FIGURE(services), FIGURE(in_flight), FIGURE(dropped),
+                               FIGURE(wakes_sent)};
+    return code ? error_of_code(env, code) : MAP_OF(info.has_peer, info.peer_pid, info.peer_uid);
+}
+
+static ERL_NIF_TERM service_info(ErlNifEnv *env, pelton_service *service)
+{
+    pelton_service_info info = {.struct_bytes = sizeof info};
+    int code = pelton_service_get_info(service, &info);
+    struct figure figures[] = {FIGURE(dropped), FIGURE(corrupt)};
+    return code ? error_of_code(env, code) : MAP_OF(false, 0, 0);
+}
+
+/* endpoint_info(Endpoint): a map of figures, or an error */
+NIF(endpoint_info)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    struct endpoint *endpoint = endpoint_at(env, argv[0], ANY_KIND & ~(1u << LISTENER), &result);
+    if (!endpoint)
+        return result;
+    /* The operation's thread uses the handle. */
+    if (atomic_load(&endpoint->is_in_operation))
+        return endpoint_leave(endpoint, error_of(env, atom_in_operation));
+    switch (endpoint->kind) {
+    case SENDER: result = sender_info(env, endpoint->handle.sender); break;
+    case RECEIVER: result = receiver_info(env, endpoint->handle.receiver); break;
+    case CLIENT: result = client_info(env, endpoint->handle.client); break;
+    default: result = service_info(env, endpoint->handle.service);
+    }
+    return endpoint_leave(endpoint, result);
 }
 
 NIF(responder_reply_large)

@@ -18,15 +18,16 @@
     X(file_advise, 4, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_allocate, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_do, 4, 0) \
     X(file_copy, 6, 0) X(file_transfer, 7, 0) X(path_do, 6, 0) \
     /* endpoint_nif.c */ \
-    X(endpoint_open, 4, ERL_NIF_DIRTY_JOB_IO_BOUND) X(endpoint_close, 1, 0) X(endpoint_send, 3, 0) \
-    X(endpoint_send_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(endpoint_receive, 2, 0) X(endpoint_set, 3, 0) \
-    X(endpoint_give, 2, 0) X(endpoint_call, 3, 0) X(endpoint_call_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND) \
+    X(endpoint_open, 4, ERL_NIF_DIRTY_JOB_IO_BOUND) X(endpoint_close, 1, 0) X(endpoint_send, 4, 0) \
+    X(endpoint_send_large, 4, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(endpoint_receive, 2, 0) X(endpoint_set, 4, 0) \
+    X(endpoint_give, 2, 0) X(endpoint_call, 4, 0) X(endpoint_call_large, 4, ERL_NIF_DIRTY_JOB_CPU_BOUND) \
     X(endpoint_cast, 2, 0) X(endpoint_cast_large, 2, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(endpoint_cancel, 2, 0) \
     X(endpoint_accept, 2, ERL_NIF_DIRTY_JOB_IO_BOUND) X(endpoint_wait_released, 2, ERL_NIF_DIRTY_JOB_IO_BOUND) \
-    X(endpoint_resume, 2, ERL_NIF_DIRTY_JOB_IO_BOUND) X(endpoint_stream, 3, 0) \
-    X(endpoint_stream_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(endpoint_drain, 1, 0) \
+    X(endpoint_resume, 2, ERL_NIF_DIRTY_JOB_IO_BOUND) X(endpoint_stream, 4, 0) \
+    X(endpoint_stream_large, 4, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(endpoint_drain, 1, 0) X(endpoint_info, 1, 0) \
     X(responder_reply, 3, 0) X(responder_reply_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(responder_part, 2, 0) \
     X(responder_part_large, 2, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(responder_end, 1, 0) X(responder_is_cancelled, 1, 0) \
+    X(responder_traceparent, 1, 0) \
     X(code_text, 1, 0)
 
 #define DECLARE_(name, arity, flags) NIF(name);

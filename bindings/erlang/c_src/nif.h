@@ -59,6 +59,10 @@ ERL_NIF_TERM error_of(ErlNifEnv *env, ERL_NIF_TERM reason);
 /* {error, Atom} of a code. For PELTON_SYSTEM it is errno's. */
 ERL_NIF_TERM error_of_code(ErlNifEnv *env, int code);
 ERL_NIF_TERM bytes_of(ErlNifEnv *env, const void *data, size_t size);
+/* The traceparent that a function of pelton.h has found, a binary; `undefined` if it has found none. */
+ERL_NIF_TERM traceparent_of(ErlNifEnv *env, int found, const char *text);
+/* A text that ends with 0, or NULL for `undefined`. */
+bool text_at(ErlNifEnv *env, ERL_NIF_TERM term, const char **text);
 uint64_t bytes_of_pieces(const ErlNifIOVec *pieces);
 /* An offset, or PELTON_CURRENT for `undefined`. */
 bool offset_at(ErlNifEnv *env, ERL_NIF_TERM term, uint64_t *offset);
@@ -102,7 +106,7 @@ void notifier_wake(void);
 /* ---- Shared state ---- */
 
 /* A new library takes this over unchanged. A change of a structure that it reaches needs a new number. */
-#define LAYOUT 7
+#define LAYOUT 8
 struct shared {
     unsigned layout;
     ErlNifMutex *lock; /* protects the lists below, and the creation of engines */

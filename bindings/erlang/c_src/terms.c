@@ -84,6 +84,23 @@ ERL_NIF_TERM bytes_of(ErlNifEnv *env, const void *data, size_t size)
     return term;
 }
 
+ERL_NIF_TERM traceparent_of(ErlNifEnv *env, int found, const char *text)
+{
+    return found == 1 ? bytes_of(env, text, PELTON_TRACEPARENT_SIZE - 1) : atom_undefined;
+}
+
+bool text_at(ErlNifEnv *env, ERL_NIF_TERM term, const char **text)
+{
+    ErlNifBinary bytes;
+    *text = NULL;
+    if (enif_is_identical(term, atom_undefined))
+        return true;
+    if (!enif_inspect_binary(env, term, &bytes) || !bytes.size || bytes.data[bytes.size - 1])
+        return false;
+    *text = (const char *)bytes.data;
+    return true;
+}
+
 uint64_t bytes_of_pieces(const ErlNifIOVec *pieces)
 {
     uint64_t bytes = 0;

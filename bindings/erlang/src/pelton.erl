@@ -7,7 +7,8 @@
 %% A receiver is passive at first: use {@link recv/2}. With `{active, true | once | N}' its messages are sent to the
 %% owner:
 %% <ul>
-%% <li>`{pelton, Receiver, Bytes}': a message.</li>
+%% <li>`{pelton, Receiver, Bytes}': a message; `{pelton, Receiver, Bytes, Traceparent}' with the option
+%% `{traceparents, true}'.</li>
 %% <li>`{pelton_request, Service, Responder, Bytes}': a request; `Responder' is `undefined' for a {@link cast/2}.</li>
 %% <li>`{pelton_passive, Endpoint}': after N of them.</li>
 %% <li>`{pelton_closed, Endpoint, Reason}': the end, or an error; then it is passive.</li>
@@ -20,9 +21,9 @@
 %% charge the process for it; then the process waits for a message of the runtime.
 -module(pelton).
 -export([open/2, open/3, accept/1, accept/2, close/1, send/2, send/3, wait_released/1, wait_released/2, recv/1, recv/2,
-         resume/1, resume/2, setopts/2, controlling_process/2, call/2, call/3, stream/4, stream/5, cast/2, drain/1,
-         reply/2, part/2, part/3, finish/1, fail/3, is_cancelled/1, format_error/1]).
--export_type([endpoint/0, responder/0, kind/0, option/0, reason/0, open_error/0]).
+         resume/1, resume/2, setopts/2, controlling_process/2, info/1, call/2, call/3, stream/4, stream/5, cast/2, drain/1,
+         reply/2, part/2, part/3, finish/1, fail/3, is_cancelled/1, traceparent/1, format_error/1]).
+-export_type([endpoint/0, responder/0, kind/0, option/0, send_option/0, reason/0, open_error/0]).
 
 -opaque endpoint() :: pelton_nif:endpoint().
 %% A sender, a receiver, a client, a service or a listener.
@@ -31,8 +32,14 @@
 -type kind() :: sender | receiver | client | service | listener.
 -type option() :: {capacity, pos_integer()} | {message_bytes_max, pos_integer()} | {memory_bytes_max, pos_integer()} |
                   {call_bytes_max, pos_integer()} | {senders_max, pos_integer()} | {clients_max, pos_integer()} |
-                  {lanes, pos_integer()} | {create, boolean()} | {timeout, timeout()} | active_option().
--type active_option() :: {active, boolean() | once | integer()} | {messages, copy | hold}.
+                  {lanes, pos_integer()} | {create, boolean()} | {traced, boolean()} | {timeout, timeout()} |
+                  active_option().
+-type active_option() :: {active, boolean() | once | integer()} | {messages, copy | hold} |
+                         {traceparents, boolean()}.
+-type send_option() :: {timeout, timeout()} | {traceparent, iodata() | undefined}.
+%% `traceparent' is the text of the header of W3C Trace Context with the caller's span: its position in a distributed
+%% trace, for the receiver or the service. A text that is not valid is as none. A message has one only on a channel with
+%% the option `traced'.
 -type reason() :: timeout | closed | peer_died | full | atom() | {failed, {Code :: non_neg_integer(), binary()}} |
                   {lost, peer_died | closed | corrupt | not_begun | atom()}.
 %% An atom is a code of `pelton.h' in small letters, or a POSIX error. `failed': the service failed the call, with a
@@ -65,10 +72,10 @@ open(Kind, Name, Options) ->
     [is_option(Kind, IsPath, Option) orelse error({bad_option, Option}, [Kind, Name, Options]) || Option <- Options],
     Get = fun(Key) -> proplists:get_value(Key, Options, 0) end,
     PeersMax = lists:max([Get(lanes), Get(senders_max), Get(clients_max)]),
-    Create = case Get(create) of true -> 1; _ -> 0 end,
+    Flag = fun(Key) -> case Get(Key) of true -> 1; _ -> 0 end end,
     Timeout = case Get(timeout) of infinity -> -1; Milliseconds -> Milliseconds end,
-    Numbers = {Get(capacity), Get(message_bytes_max), Get(memory_bytes_max), Get(call_bytes_max), PeersMax, Create,
-               Timeout},
+    Numbers = {Get(capacity), Get(message_bytes_max), Get(memory_bytes_max), Get(call_bytes_max), PeersMax,
+               Flag(create), Flag(traced), Timeout},
     Ref = make_ref(),
     Opened = case pelton_nif:endpoint_open(number(Kind), <<Bytes/binary, 0>>, Numbers, Ref) of
                  pending -> receive {pelton, Ref, Result} -> Result end;
@@ -76,7 +83,7 @@ open(Kind, Name, Options) ->
              end,
     case Opened of
         {ok, Endpoint} when Kind =:= receiver; Kind =:= service ->
-            case set(Endpoint, proplists:get_value(active, Options, false), holds(Options)) of
+            case set(Endpoint, Options ++ [{active, false}]) of
                 ok -> Opened;
                 %% The application was stopped at this moment.
                 {error, Reason} -> {error, {Reason, <<>>}}
@@ -101,13 +108,15 @@ applies(senders_max, Kind, IsPath) -> Kind =:= receiver andalso not IsPath;
 applies(clients_max, Kind, _) -> Kind =:= service;
 applies(lanes, Kind, IsPath) -> IsPath andalso (Kind =:= sender orelse Kind =:= receiver);
 applies(create, Kind, IsPath) -> applies(lanes, Kind, IsPath);
+applies(traced, Kind, IsPath) -> Kind =:= sender orelse (Kind =:= receiver andalso IsPath);
 applies(timeout, Kind, IsPath) -> Kind =:= sender orelse Kind =:= client orelse (Kind =:= receiver andalso IsPath);
 applies(active, Kind, _) -> Kind =:= receiver orelse Kind =:= service;
 applies(messages, Kind, _) -> Kind =:= receiver;
+applies(traceparents, Kind, _) -> Kind =:= receiver;
 applies(_, _, _) -> false.
 
 is_value(timeout, Value) -> Value =:= infinity orelse (is_integer(Value) andalso Value >= 0);
-is_value(create, Value) -> is_boolean(Value);
+is_value(Key, Value) when Key =:= create; Key =:= traced; Key =:= traceparents -> is_boolean(Value);
 is_value(active, Value) -> is_boolean(Value) orelse Value =:= once orelse (is_integer(Value) andalso Value > 0);
 is_value(messages, Value) -> Value =:= copy orelse Value =:= hold;
 is_value(_, Value) -> is_integer(Value) andalso Value > 0.
@@ -160,24 +169,39 @@ send(Sender, Data) ->
 
 %% @doc Sends a message. Waits for free space, until the timeout in milliseconds. After an error nothing was sent:
 %% `timeout'; `too_large'; `closed' or `peer_died': the receiver has gone; `in_operation': {@link pelton_file:send/5}
-%% or {@link wait_released/2} uses the sender.
--spec send(endpoint(), iodata(), timeout()) -> ok | {error, reason()}.
-send(Sender, Data, Timeout) ->
-    send_until(Sender, flat(Data), deadline(Timeout)).
+%% or {@link wait_released/2} uses the sender. Instead of the timeout it takes a list: {@type send_option()}.
+-spec send(endpoint(), iodata(), timeout() | [send_option()]) -> ok | {error, reason()}.
+send(Sender, Data, Options) ->
+    {Timeout, Traceparent} = send_options(Options),
+    send_until(Sender, flat(Data), Traceparent, deadline(Timeout)).
 
-send_until(Sender, Data, Deadline) ->
+send_until(Sender, Data, Traceparent, Deadline) ->
     Ref = make_ref(),
-    Sent = if byte_size(Data) =< ?COPY_MAX -> pelton_nif:endpoint_send(Sender, Data, Ref);
-              true -> pelton_nif:endpoint_send_large(Sender, Data, Ref)
+    Sent = if byte_size(Data) =< ?COPY_MAX -> pelton_nif:endpoint_send(Sender, Data, Traceparent, Ref);
+              true -> pelton_nif:endpoint_send_large(Sender, Data, Traceparent, Ref)
            end,
     case Sent of
         pending ->
-            receive {pelton, Ref, ready} -> send_until(Sender, Data, Deadline)
+            receive {pelton, Ref, ready} -> send_until(Sender, Data, Traceparent, Deadline)
             after left(Deadline) -> cancel(Sender, Ref), {error, timeout}
             end;
-        busy -> erlang:yield(), send_until(Sender, Data, Deadline);
+        busy -> erlang:yield(), send_until(Sender, Data, Traceparent, Deadline);
         Result -> Result
     end.
+
+%% The timeout, and the traceparent as the NIF takes it.
+send_options(Options) when is_list(Options) ->
+    [is_send_option(Option) orelse error({bad_option, Option}) || Option <- Options],
+    Traceparent = case proplists:get_value(traceparent, Options, undefined) of
+                      undefined -> undefined;
+                      Text -> iolist_to_binary([Text, 0])
+                  end,
+    {proplists:get_value(timeout, Options, infinity), Traceparent};
+send_options(Timeout) -> {Timeout, undefined}.
+
+is_send_option({timeout, Value}) -> is_value(timeout, Value);
+is_send_option({traceparent, Text}) -> Text =:= undefined orelse is_binary(Text) orelse is_list(Text);
+is_send_option(_) -> false.
 
 %% @equiv wait_released(Sender, infinity)
 -spec wait_released(endpoint()) -> ok | {error, reason()}.
@@ -221,14 +245,16 @@ wait_until(Wait, Deadline, HasBegun) ->
     end.
 
 %% @equiv recv(Receiver, infinity)
--spec recv(endpoint()) -> {ok, binary()} | {error, reason()}.
+-spec recv(endpoint()) -> {ok, binary()} | {ok, binary(), binary() | undefined} | {error, reason()}.
 recv(Receiver) ->
     recv(Receiver, infinity).
 
 %% @doc Receives the next message of a passive receiver. Waits for one, until the timeout in milliseconds. Errors:
 %% `timeout'; `einval': the receiver is active; `closed' or `peer_died': the one sender has gone, and every message was
 %% received (of a path, and after {@link accept/2}); `in_operation': {@link pelton_file:recv/4} uses the receiver.
--spec recv(endpoint(), timeout()) -> {ok, binary()} | {error, reason()}.
+%% With the option `{traceparents, true}' it returns `{ok, Bytes, Traceparent}': the text that {@link send/3} got, or
+%% `undefined'.
+-spec recv(endpoint(), timeout()) -> {ok, binary()} | {ok, binary(), binary() | undefined} | {error, reason()}.
 recv(Receiver, Timeout) ->
     recv_until(Receiver, deadline(Timeout)).
 
@@ -249,10 +275,10 @@ recv_until(Receiver, Deadline) ->
 -spec setopts(endpoint(), [active_option()]) -> ok | {error, reason()}.
 setopts(Endpoint, Options) ->
     [is_settable(Option) orelse error({bad_option, Option}, [Endpoint, Options]) || Option <- Options],
-    set(Endpoint, proplists:get_value(active, Options, undefined), holds(Options)).
+    set(Endpoint, Options).
 
 is_settable({active, Value}) when is_integer(Value) -> true;
-is_settable({Key, Value}) when Key =:= active; Key =:= messages -> is_value(Key, Value);
+is_settable({Key, Value}) when Key =:= active; Key =:= messages; Key =:= traceparents -> is_value(Key, Value);
 is_settable(_) -> false.
 
 holds(Options) ->
@@ -262,9 +288,10 @@ holds(Options) ->
         undefined -> undefined
     end.
 
-set(Endpoint, Active, Holds) ->
-    case pelton_nif:endpoint_set(Endpoint, Active, Holds) of
-        busy -> erlang:yield(), set(Endpoint, Active, Holds);
+set(Endpoint, Options) ->
+    Get = fun(Key) -> proplists:get_value(Key, Options, undefined) end,
+    case pelton_nif:endpoint_set(Endpoint, Get(active), holds(Options), Get(traceparents)) of
+        busy -> erlang:yield(), set(Endpoint, Options);
         Result -> Result
     end.
 
@@ -277,6 +304,22 @@ controlling_process(Endpoint, Pid) ->
         Result -> Result
     end.
 
+%% @doc Returns the figures of an endpoint that is no listener, for metrics: the fields of `pelton_sender_info' and its
+%% like in `pelton.h', so of a sender or a receiver `messages', `bytes', `waits', `sleeps' and `wakes_sent' since its
+%% creation. Sizes are in bytes. `peer_pid' and `peer_uid' are there while a peer is connected. Does not wait. Errors:
+%% `closed'; `in_operation': {@link wait_released/2}, {@link resume/2} or an operation on a file uses the endpoint.
+%%
+%% ```
+%% {ok, Sender} = pelton:open(sender, "events", [{timeout, 5000}]),
+%% #{messages := Messages, unreleased := Waiting} = pelton:info(Sender).
+%% '''
+-spec info(endpoint()) -> #{atom() => non_neg_integer()} | {error, reason()}.
+info(Endpoint) ->
+    case pelton_nif:endpoint_info(Endpoint) of
+        busy -> erlang:yield(), info(Endpoint);
+        Result -> Result
+    end.
+
 %% @equiv call(Client, Request, infinity)
 -spec call(endpoint(), iodata()) -> {ok, binary()} | {error, reason()}.
 call(Client, Request) ->
@@ -285,23 +328,24 @@ call(Client, Request) ->
 %% @doc Calls a service, and waits for its reply, until the timeout in milliseconds. A reply in parts is assembled.
 %% Any number of processes may call through one client. Errors: `timeout': the call is cancelled; `{failed, {Code,
 %% Bytes}}' and `{lost, Reason}': see {@type reason()}; `abandoned': the service dropped the request; `no_listener':
-%% no process serves the name now; `too_large'.
--spec call(endpoint(), iodata(), timeout()) -> {ok, binary()} | {error, reason()}.
-call(Client, Request, Timeout) ->
-    call_until(Client, flat(Request), deadline(Timeout)).
+%% no process serves the name now; `too_large'. Instead of the timeout it takes a list: {@type send_option()}.
+-spec call(endpoint(), iodata(), timeout() | [send_option()]) -> {ok, binary()} | {error, reason()}.
+call(Client, Request, Options) ->
+    {Timeout, Traceparent} = send_options(Options),
+    call_until(Client, flat(Request), Traceparent, deadline(Timeout)).
 
-call_until(Client, Request, Deadline) ->
+call_until(Client, Request, Traceparent, Deadline) ->
     Ref = make_ref(),
-    Called = if byte_size(Request) =< ?COPY_MAX -> pelton_nif:endpoint_call(Client, Request, Ref);
-                true -> pelton_nif:endpoint_call_large(Client, Request, Ref)
+    Called = if byte_size(Request) =< ?COPY_MAX -> pelton_nif:endpoint_call(Client, Request, Traceparent, Ref);
+                true -> pelton_nif:endpoint_call_large(Client, Request, Traceparent, Ref)
              end,
     case Called of
         {ok, _} = Reply -> Reply;
-        busy -> erlang:yield(), call_until(Client, Request, Deadline);
+        busy -> erlang:yield(), call_until(Client, Request, Traceparent, Deadline);
         {error, _} = Error -> Error;
         _ ->
             receive
-                {pelton, Ref, ready} -> call_until(Client, Request, Deadline);
+                {pelton, Ref, ready} -> call_until(Client, Request, Traceparent, Deadline);
                 {pelton, Ref, Result} -> Result
             after left(Deadline) -> cancel(Client, Ref), {error, timeout}
             end
@@ -314,15 +358,18 @@ stream(Client, Request, Fun, Acc) ->
 
 %% @doc Calls a service, and calls `Fun(Part, Acc)' with each part of its reply, in order, as it arrives. A reply in
 %% one piece is one part. The timeout in milliseconds is for the whole call. Parts that `Fun' has not taken yet wait
-%% in the mailbox, without a limit. Errors: as {@link call/3}. If `Fun' fails, the call is cancelled.
--spec stream(endpoint(), iodata(), fun((binary(), Acc) -> Acc), Acc, timeout()) -> {ok, Acc} | {error, reason()}.
-stream(Client, Request, Fun, Acc, Timeout) ->
-    stream_until(Client, flat(Request), Fun, Acc, deadline(Timeout)).
+%% in the mailbox, without a limit. Errors: as {@link call/3}. If `Fun' fails, the call is cancelled. Instead of the
+%% timeout it takes a list: {@type send_option()}.
+-spec stream(endpoint(), iodata(), fun((binary(), Acc) -> Acc), Acc, timeout() | [send_option()]) ->
+          {ok, Acc} | {error, reason()}.
+stream(Client, Request, Fun, Acc, Options) ->
+    {Timeout, Traceparent} = send_options(Options),
+    stream_until(Client, {flat(Request), Traceparent}, Fun, Acc, deadline(Timeout)).
 
-stream_until(Client, Request, Fun, Acc, Deadline) ->
+stream_until(Client, {Bytes, Traceparent} = Request, Fun, Acc, Deadline) ->
     Ref = make_ref(),
-    Called = if byte_size(Request) =< ?COPY_MAX -> pelton_nif:endpoint_stream(Client, Request, Ref);
-                true -> pelton_nif:endpoint_stream_large(Client, Request, Ref)
+    Called = if byte_size(Bytes) =< ?COPY_MAX -> pelton_nif:endpoint_stream(Client, Bytes, Traceparent, Ref);
+                true -> pelton_nif:endpoint_stream_large(Client, Bytes, Traceparent, Ref)
              end,
     case Called of
         waits ->
@@ -434,6 +481,17 @@ is_cancelled(Responder) ->
     case pelton_nif:responder_is_cancelled(Responder) of
         busy -> erlang:yield(), is_cancelled(Responder);
         IsCancelled -> IsCancelled
+    end.
+
+%% @doc Returns the position in a distributed trace with which the client has submitted the request ({@type
+%% send_option()}): the text of the header traceparent of W3C Trace Context, whose span is the parent of this service's.
+%% `undefined' if it came without a valid one, for a {@link cast/2}, and after the reply. Does not wait.
+-spec traceparent(responder() | undefined) -> binary() | undefined.
+traceparent(undefined) -> undefined;
+traceparent(Responder) ->
+    case pelton_nif:responder_traceparent(Responder) of
+        busy -> erlang:yield(), traceparent(Responder);
+        Traceparent -> Traceparent
     end.
 
 %% @doc Returns a text for the reason of an error, as {@link file:format_error/1}.

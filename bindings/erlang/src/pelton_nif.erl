@@ -5,12 +5,12 @@
 -export([file_open/5, file_close/2, file_pread/5, file_pread_list/4, file_pwrite/5, file_read/3, file_read_waiting/3,
          file_write/3, file_write_waiting/3, file_seek/3, file_truncate/1, file_advise/4, file_allocate/3, file_do/4,
          file_copy/6, file_transfer/7, path_do/6, buffer_write/3, buffer_flush/2, buffer_read/3]).
--export([endpoint_open/4, endpoint_close/1, endpoint_send/3, endpoint_send_large/3, endpoint_receive/2, endpoint_set/3,
-         endpoint_give/2, endpoint_accept/2, endpoint_wait_released/2, endpoint_resume/2, endpoint_call/3,
-         endpoint_call_large/3, endpoint_stream/3, endpoint_stream_large/3, endpoint_cast/2, endpoint_cast_large/2,
-         endpoint_cancel/2, endpoint_drain/1,
+-export([endpoint_open/4, endpoint_close/1, endpoint_send/4, endpoint_send_large/4, endpoint_receive/2, endpoint_set/4,
+         endpoint_give/2, endpoint_accept/2, endpoint_wait_released/2, endpoint_resume/2, endpoint_call/4,
+         endpoint_call_large/4, endpoint_stream/4, endpoint_stream_large/4, endpoint_cast/2, endpoint_cast_large/2,
+         endpoint_cancel/2, endpoint_drain/1, endpoint_info/1,
          responder_reply/3, responder_reply_large/3, responder_part/2, responder_part_large/2, responder_end/1,
-         responder_is_cancelled/1, code_text/1]).
+         responder_is_cancelled/1, responder_traceparent/1, code_text/1]).
 -export_type([file/0, path/0, buffers/0, result/1, endpoint/0, responder/0, numbers/0]).
 -on_load(load/0).
 
@@ -22,8 +22,10 @@
 -type buffers() :: {WrittenMax :: non_neg_integer(), DelayMs :: non_neg_integer(), AheadMax :: non_neg_integer()}.
 -type numbers() :: {Capacity :: non_neg_integer(), MessageBytesMax :: non_neg_integer(), MemoryBytesMax ::
                     non_neg_integer(),
-                    CallBytesMax :: non_neg_integer(), PeersMax :: non_neg_integer(), Create :: 0..1, TimeoutMs ::
-                        integer()}.
+                    CallBytesMax :: non_neg_integer(), PeersMax :: non_neg_integer(), Create :: 0..1,
+                    Traced :: 0..1, TimeoutMs :: integer()}.
+%% Ends with 0.
+-type traceparent() :: binary() | undefined.
 -type result(Result) :: Result | pending | busy | {error, file:posix() | badarg}.
 -type endpoint_result(Result) :: Result | busy | {error, atom()}.
 
@@ -117,17 +119,19 @@ endpoint_open(_Kind, _Name, _Numbers, _Ref) -> not_loaded().
 -spec endpoint_close(endpoint()) -> endpoint_result(ok).
 endpoint_close(_Endpoint) -> not_loaded().
 
--spec endpoint_send(endpoint(), iodata(), reference()) -> endpoint_result(ok | pending).
-endpoint_send(_Endpoint, _Data, _Ref) -> not_loaded().
+-spec endpoint_send(endpoint(), iodata(), traceparent(), reference()) -> endpoint_result(ok | pending).
+endpoint_send(_Endpoint, _Data, _Traceparent, _Ref) -> not_loaded().
 
--spec endpoint_send_large(endpoint(), iodata(), reference()) -> endpoint_result(ok | pending).
-endpoint_send_large(_Endpoint, _Data, _Ref) -> not_loaded().
+-spec endpoint_send_large(endpoint(), iodata(), traceparent(), reference()) -> endpoint_result(ok | pending).
+endpoint_send_large(_Endpoint, _Data, _Traceparent, _Ref) -> not_loaded().
 
--spec endpoint_receive(endpoint(), reference()) -> endpoint_result({ok, binary()} | pending).
+-spec endpoint_receive(endpoint(), reference()) ->
+          endpoint_result({ok, binary()} | {ok, binary(), binary() | undefined} | pending).
 endpoint_receive(_Endpoint, _Ref) -> not_loaded().
 
--spec endpoint_set(endpoint(), undefined | boolean() | once | integer(), undefined | boolean()) -> endpoint_result(ok).
-endpoint_set(_Endpoint, _Active, _Holds) -> not_loaded().
+-spec endpoint_set(endpoint(), undefined | boolean() | once | integer(), undefined | boolean(),
+                   undefined | boolean()) -> endpoint_result(ok).
+endpoint_set(_Endpoint, _Active, _Holds, _Traceparents) -> not_loaded().
 
 -spec endpoint_give(endpoint(), pid()) -> endpoint_result(ok).
 endpoint_give(_Endpoint, _Pid) -> not_loaded().
@@ -142,14 +146,17 @@ endpoint_wait_released(_Sender, _Milliseconds) -> not_loaded().
 -spec endpoint_resume(endpoint(), non_neg_integer()) -> endpoint_result(ok | later).
 endpoint_resume(_Endpoint, _Milliseconds) -> not_loaded().
 
--spec endpoint_stream(endpoint(), iodata(), reference()) -> endpoint_result(pending | waits).
-endpoint_stream(_Endpoint, _Data, _Ref) -> not_loaded().
+-spec endpoint_stream(endpoint(), iodata(), traceparent(), reference()) -> endpoint_result(pending | waits).
+endpoint_stream(_Endpoint, _Data, _Traceparent, _Ref) -> not_loaded().
 
--spec endpoint_stream_large(endpoint(), iodata(), reference()) -> endpoint_result(pending | waits).
-endpoint_stream_large(_Endpoint, _Data, _Ref) -> not_loaded().
+-spec endpoint_stream_large(endpoint(), iodata(), traceparent(), reference()) -> endpoint_result(pending | waits).
+endpoint_stream_large(_Endpoint, _Data, _Traceparent, _Ref) -> not_loaded().
 
 -spec endpoint_drain(endpoint()) -> endpoint_result(ok).
 endpoint_drain(_Service) -> not_loaded().
+
+-spec endpoint_info(endpoint()) -> endpoint_result(#{atom() => non_neg_integer()}).
+endpoint_info(_Endpoint) -> not_loaded().
 
 -spec responder_part(responder(), iodata()) -> endpoint_result(ok).
 responder_part(_Responder, _Data) -> not_loaded().
@@ -163,13 +170,16 @@ responder_end(_Responder) -> not_loaded().
 -spec responder_is_cancelled(responder()) -> boolean() | busy.
 responder_is_cancelled(_Responder) -> not_loaded().
 
--spec endpoint_call(endpoint(), iodata(), reference()) ->
-          endpoint_result({ok, binary()} | pending | waits) | {error, {atom(), term()}}.
-endpoint_call(_Endpoint, _Data, _Ref) -> not_loaded().
+-spec responder_traceparent(responder()) -> binary() | undefined | busy.
+responder_traceparent(_Responder) -> not_loaded().
 
--spec endpoint_call_large(endpoint(), iodata(), reference()) ->
+-spec endpoint_call(endpoint(), iodata(), traceparent(), reference()) ->
           endpoint_result({ok, binary()} | pending | waits) | {error, {atom(), term()}}.
-endpoint_call_large(_Endpoint, _Data, _Ref) -> not_loaded().
+endpoint_call(_Endpoint, _Data, _Traceparent, _Ref) -> not_loaded().
+
+-spec endpoint_call_large(endpoint(), iodata(), traceparent(), reference()) ->
+          endpoint_result({ok, binary()} | pending | waits) | {error, {atom(), term()}}.
+endpoint_call_large(_Endpoint, _Data, _Traceparent, _Ref) -> not_loaded().
 
 -spec endpoint_cast(endpoint(), iodata()) -> endpoint_result(ok).
 endpoint_cast(_Endpoint, _Data) -> not_loaded().

@@ -10,6 +10,10 @@ in_a_place_test_() ->
 
 tests() ->
     [{messages_come_whole_and_in_order, fun messages_come_whole_and_in_order/1},
+     {a_message_has_the_traceparent_of_its_sender, fun a_message_has_the_traceparent_of_its_sender/1},
+     {an_endpoint_has_figures, fun an_endpoint_has_figures/1},
+     {a_traced_message_waits_for_space, fun a_traced_message_waits_for_space/1},
+     {a_request_has_the_traceparent_of_its_client, fun a_request_has_the_traceparent_of_its_client/1},
      {a_full_lane_makes_the_sender_wait, fun a_full_lane_makes_the_sender_wait/1},
      {each_process_that_waits_for_space_is_woken, fun each_process_that_waits_for_space_is_woken/1},
      {each_process_that_waits_for_a_message_is_woken, fun each_process_that_waits_for_a_message_is_woken/1},
@@ -98,6 +102,105 @@ messages_come_whole_and_in_order(Path) ->
     ?assertEqual({ok, <<"iolists">>}, pelton:recv(Receiver)),
     %% Above the limit.
     ?assertEqual({error, too_large}, pelton:send(Sender, binary:copy(<<0>>, 64 bsl 20))).
+
+traceparent(I) ->
+    iolist_to_binary(io_lib:format("00-~32.16.0b-~16.16.0b-01", [I, I])).
+
+a_message_has_the_traceparent_of_its_sender(Path) ->
+    Path1 = ["path:", Path("channel")],
+    {ok, Sender} = pelton:open(sender, Path1, [{create, true}, {traced, true}]),
+    {ok, Receiver} = pelton:open(receiver, Path1, [{traceparents, true}]),
+    Large = binary:copy(<<"large">>, 100000),
+    Messages = [{<<"a">>, traceparent(1)}, {<<"b">>, undefined}, {Large, traceparent(3)}, {Large, undefined}],
+    Send = fun() -> [ok = pelton:send(Sender, Bytes, [{traceparent, Text}]) || {Bytes, Text} <- Messages] end,
+    %% In each of the ways to receive.
+    [begin
+         ok = pelton:setopts(Receiver, [{messages, How}]),
+         Send(),
+         ?assertEqual(Messages, [begin {ok, Bytes, Text} = pelton:recv(Receiver), {Bytes, Text} end || _ <- Messages]),
+         Send(),
+         ok = pelton:setopts(Receiver, [{active, length(Messages)}]),
+         ?assertEqual(Messages,
+                      [receive {pelton, Receiver, Bytes, Text} -> {Bytes, Text} after 30000 -> none end || _ <- Messages]),
+         receive {pelton_passive, Receiver} -> ok end
+     end || How <- [copy, hold]],
+    ok = pelton:send(Sender, "not valid", [{traceparent, "00-0-0-01"}]),
+    ?assertEqual({ok, <<"not valid">>, undefined}, pelton:recv(Receiver)),
+    ok = pelton:setopts(Receiver, [{traceparents, false}]),
+    ok = pelton:send(Sender, "not wanted", [{traceparent, traceparent(4)}, {timeout, 1000}]),
+    ?assertEqual({ok, <<"not wanted">>}, pelton:recv(Receiver)),
+    ?assertError({bad_option, {traceparent, 1}}, pelton:send(Sender, "x", [{traceparent, 1}])),
+    ?assertError({bad_option, {traced, true}}, pelton:open(receiver, name(Path), [{traced, true}])),
+    %% A channel without the option.
+    {Other, From} = channel(Path, [{traceparents, true}]),
+    ok = pelton:send(From, "goes without it", [{traceparent, traceparent(5)}]),
+    ?assertEqual({ok, <<"goes without it">>, undefined}, pelton:recv(Other)).
+
+an_endpoint_has_figures(Path) ->
+    {Receiver, Sender} = channel(Path, []),
+    [ok = pelton:send(Sender, "hello") || _ <- lists:seq(1, 3)],
+    Pid = list_to_integer(os:getpid()),
+    ?assertMatch(#{messages := 3, bytes := 15, unreleased := 3, capacity := 67108864, peer_pid := Pid},
+                 pelton:info(Sender)),
+    {ok, <<"hello">>} = pelton:recv(Receiver),
+    ?assertMatch(#{messages := 1, bytes := 5, wakes_sent := _, waits := _, sleeps := _}, pelton:info(Receiver)),
+    {ok, Service} = pelton:open(service, ["unix:", Path("service")]),
+    ?assertEqual(#{dropped => 0, corrupt => 0}, pelton:info(Service)),
+    Test = self(),
+    Caller = spawn_link(fun() ->
+        {ok, Client} = pelton:open(client, ["unix:", Path("service")], [{timeout, 30000}]),
+        Test ! {self(), pelton:info(Client)},
+        receive stop -> ok end
+    end),
+    ok = pelton:setopts(Service, [{active, true}]),
+    receive {Caller, Info} -> ?assertMatch(#{services := 1, in_flight := 0, peer_pid := Pid}, Info) end,
+    Caller ! stop,
+    ok = pelton:close(Sender),
+    ?assertEqual({error, closed}, pelton:info(Sender)),
+    {ok, Listener} = pelton:open(listener, ["unix:", Path("listener")]),
+    ?assertError(badarg, pelton:info(Listener)).
+
+a_traced_message_waits_for_space(Path) ->
+    Name = ["path:", Path("channel")],
+    {ok, Receiver} = pelton:open(receiver, Name, [{create, true}, {traced, true}, {capacity, 65536}]),
+    ok = pelton:setopts(Receiver, [{traceparents, true}]),
+    Count = 10000,
+    Writer = spawn_link(fun() ->
+        {ok, Sender} = pelton:open(sender, Name, []),
+        [ok = pelton:send(Sender, <<I:32, 0:800>>, [{traceparent, traceparent(I)}]) || I <- lists:seq(1, Count)],
+        ok = pelton:wait_released(Sender)
+    end),
+    [begin
+         Traceparent = traceparent(I),
+         {ok, <<I:32, _/binary>>, Traceparent} = pelton:recv(Receiver)
+     end || I <- lists:seq(1, Count)],
+    down(Writer).
+
+a_request_has_the_traceparent_of_its_client(Path) ->
+    {ok, Service} = pelton:open(service, name(Path), [{active, true}]),
+    Test = self(),
+    Large = binary:copy(<<"large">>, 100000),
+    Texts = [traceparent(1), undefined, traceparent(2)],
+    Caller = spawn_link(fun() ->
+        {ok, Client} = pelton:open(client, name(Path), [{timeout, 30000}]),
+        [{ok, Bytes} = pelton:call(Client, Bytes, [{traceparent, Text}]) || Bytes <- [<<"a">>, Large], Text <- Texts],
+        Add = fun(Part, Sum) -> Sum + byte_size(Part) end,
+        [{ok, 500000} = pelton:stream(Client, Large, Add, 0, [{traceparent, Text}, {timeout, 30000}]) || Text <- Texts],
+        ok = pelton:cast(Client, "no reply"),
+        Test ! {self(), ended},
+        receive stop -> ok end
+    end),
+    Found = [receive
+                 {pelton_request, Service, Responder, Bytes} ->
+                     Text = pelton:traceparent(Responder),
+                     ok = pelton:reply(Responder, Bytes),
+                     ?assertEqual(undefined, pelton:traceparent(Responder)),
+                     Text
+             after 30000 -> none
+             end || _ <- lists:seq(1, 9)],
+    ?assertEqual(Texts ++ Texts ++ Texts, Found),
+    receive {pelton_request, Service, undefined, _} -> ?assertEqual(undefined, pelton:traceparent(undefined)) end,
+    receive {Caller, ended} -> Caller ! stop end.
 
 a_full_lane_makes_the_sender_wait(Path) ->
     {ok, Receiver} = pelton:open(receiver, name(Path), []),

@@ -50,6 +50,25 @@
       (is (equal (text (pelton:call client (bytes "x") :timeout *limit*))
                  (format nil "~d ~d" (sb-posix:getpid) (sb-posix:geteuid)))))))
 
+(deftest a-request-has-the-traceparent-that-its-client-gave-it
+  (with-serving ((service-name "s") (lambda (request)
+                                      (bytes (princ-to-string (pelton:request-traceparent request)))))
+    (pelton:with-client (client (service-name "s") :timeout *limit* :capacity 65536)
+      (is (equal (text (pelton:call client (bytes "x") :timeout *limit* :traceparent (traceparent 1))) (traceparent 1)))
+      (is (equal (text (pelton:call client (bytes "x") :timeout *limit*)) "NIL"))
+      (is (equal (text (pelton:call client (bytes "x") :timeout *limit* :traceparent "not one")) "NIL"))
+      (pelton:with-call ((sap size) client (bytes "x") :timeout *limit* :traceparent (traceparent 2))
+        (is (equal (text (pelton:sap-octets sap size)) (traceparent 2))))
+      ;; Larger than the lane, with and without a deadline.
+      (let ((large (make-octets 1000000)))
+        (is (equal (text (pelton:call client large :timeout *limit* :traceparent (traceparent 3))) (traceparent 3)))
+        (is (equal (text (pelton:call client large :traceparent (traceparent 4))) (traceparent 4))))
+      (let ((calls (loop for i from 1 to 1000
+                         collect (pelton:submit client (make-octets 1000) :timeout *limit*
+                                                                          :traceparent (traceparent i)))))
+        (is (equal (loop for call in calls collect (text (pelton:await client :call call :timeout *limit*)))
+                   (loop for i from 1 to 1000 collect (traceparent i))))))))
+
 (deftest a-drained-service-replies-to-received-requests-and-returns-later-ones
   (let ((taken (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore)) (handled '()))
     (pelton:with-service (service (service-name "s"))

@@ -15,6 +15,7 @@ const { monitorEventLoopDelay } = require('node:perf_hooks');
 const { Worker, isMainThread, parentPort, workerData } = require('node:worker_threads');
 
 const { receiveFrames, sendFrame } = require('./frames.js');
+const { median } = require('./median.js');
 const pelton = require(process.env.PELTON_PACKAGE ?? '..');
 
 const SIZE = 256;
@@ -144,11 +145,6 @@ async function run(system, kind, directory, round) {
   else other.kill('SIGKILL');
   await ended;
   return { figure: kind === 'stream' ? (count / ns) * 1e9 : ns / count / 1000, p99: delay.percentile(99) / 1e6 };
-}
-
-function median(figures) {
-  const sorted = [...figures].sort((a, b) => a - b);
-  return sorted[Math.floor(sorted.length / 2)];
 }
 
 async function main(kind, rounds) {

@@ -2,7 +2,7 @@
 // Senders, receivers, and what makes them.
 
 const native = require('./native.js');
-const { checkCount, checkData, checkName, checkOptions, checkWait } = require('./check.js');
+const { checkCount, checkData, checkName, checkOptions, checkTraced, checkWait } = require('./check.js');
 const { Copies } = require('./copies.js');
 const { PeltonError, closedHandle, invalidType, timedOut, transferred } = require('./errors.js');
 const { Message } = require('./message.js');
@@ -11,6 +11,9 @@ const { Waits, opened } = require('./waits.js');
 
 /** How many messages are copied by one call of the addon. */
 const AHEAD = 1024;
+
+/** How many messages one call of the addon sends: `src/sender.rs`. */
+const CHUNK = 64;
 
 /** What a `send` without a wait returns. */
 const DONE = Promise.resolve();
@@ -85,17 +88,19 @@ function attached(token, wanted) {
 class Sender extends Endpoint {
   #trySend;
   #trySendMany;
+  #trySendTraced;
 
   constructor(endpoint) {
-    const [trySend, trySendMany, arm] = endpoint.functions();
+    const [trySend, trySendMany, trySendTraced, arm] = endpoint.functions();
     super(endpoint, arm, 'sender');
     this.#trySend = trySend;
     this.#trySendMany = trySendMany;
+    this.#trySendTraced = trySendTraced;
   }
 
   static async connect(name, options = {}) {
     checkName(name);
-    return new Sender(await opened(native.connectSender(name, checkOptions(options, 'connect')), options));
+    return new Sender(await opened(native.connectSender(name, checkOptions(options, 'connectSender')), options));
   }
 
   static async openPath(directory, options = {}) {
@@ -109,18 +114,23 @@ class Sender extends Endpoint {
     return new Sender(attached(token, 'sender'));
   }
 
-  trySend(data) {
+  #sendNow(data, traceparent) {
+    return typeof traceparent === 'string' ? this.#trySendTraced(data, traceparent) : this.#trySend(data);
+  }
+
+  trySend(data, options) {
     checkData(data);
+    if (options !== undefined) checkTraced(options);
     // Those that wait are first.
     if (this._waits.isWaiting) return false;
-    return this.#trySend(data);
+    return this.#sendNow(data, options?.traceparent);
   }
 
   send(data, options) {
     try {
       checkData(data);
       if (options !== undefined) {
-        checkWait(options);
+        checkTraced(options);
       } else if (this._waits.isFree && this.#trySend(data)) {
         this._waits.taken += 1;
         return DONE;
@@ -129,9 +139,10 @@ class Sender extends Endpoint {
       return Promise.reject(error);
     }
     const { length } = data;
+    const traceparent = options?.traceparent;
     const attempt = () => {
       if (data.length !== length) throw transferred('data');
-      return this.#trySend(data) ? null : undefined;
+      return this.#sendNow(data, traceparent) ? null : undefined;
     };
     return this._waits.wait(attempt, SPACE, options, () => data.length).then(() => undefined);
   }
@@ -146,13 +157,18 @@ class Sender extends Endpoint {
     let hasWaited = false;
     const attempt = () => {
       const before = sent;
+      const end = Math.min(sent + AHEAD, list.length);
       // A transferred one has no bytes any more.
-      const end = hasWaited ? Math.min(sent + AHEAD, list.length) : 0;
-      for (let index = sent; index < end; index += 1) {
+      for (let index = sent; hasWaited && index < end; index += 1) {
         if (list[index].length !== lengths[index]) throw transferred('a message');
       }
       hasWaited = true;
-      sent = this.#trySendMany(list, sent);
+      for (let isMore = true; isMore && sent < end;) {
+        const chunk = list.slice(sent, Math.min(sent + CHUNK, end));
+        const count = this.#trySendMany(...chunk);
+        sent += count;
+        isMore = count === chunk.length;
+      }
       this._waits.taken += (sent - before) / 4;
       return sent > before || sent === list.length ? sent : undefined;
     };
@@ -214,7 +230,7 @@ class Receiver extends Endpoint {
 
   static async connect(name, options = {}) {
     checkName(name);
-    return new Receiver(await opened(native.connectReceiver(name, checkOptions(options, 'connect')), options));
+    return new Receiver(await opened(native.connectReceiver(name, checkOptions(options, 'connectReceiver')), options));
   }
 
   static async openPath(directory, options = {}) {
@@ -359,6 +375,10 @@ class Receiver extends Endpoint {
     } finally {
       message.release();
     }
+  }
+
+  get traceparent() {
+    return this._native.traceparent;
   }
 
   readable(options) {

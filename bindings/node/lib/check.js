@@ -8,12 +8,13 @@ const LISTEN = ['capacity', 'messageBytesMax', 'allowUids', 'spin'];
 
 /** The options of each function that opens something. */
 const TAKEN = {
-  connect: CONNECT,
-  listen: LISTEN,
+  connectSender: [...CONNECT, 'traced'],
+  connectReceiver: CONNECT,
+  listen: [...LISTEN, 'traced'],
   gather: [...LISTEN, 'lanes'],
-  threads: ['capacity', 'messageBytesMax', 'spin'],
+  threads: ['capacity', 'messageBytesMax', 'spin', 'traced'],
   open: ['timeout', 'signal', 'allowUids', 'mode', 'spin', 'create'],
-  create: [...CONNECT, 'mode', 'lanes', 'create'],
+  create: [...CONNECT, 'mode', 'lanes', 'traced', 'create'],
   client: [...CONNECT, 'callBytesMax', 'memoryBytesMax'],
   service: [...LISTEN, 'callBytesMax', 'memoryBytesMax', 'lanes'],
 };
@@ -40,6 +41,20 @@ function checkWait(options) {
   return options;
 }
 
+/** One that may be none. Whether it is valid by W3C's rules, the addon checks: another one is as none. */
+function checkTraceparent(traceparent) {
+  if (traceparent !== undefined && traceparent !== null && typeof traceparent !== 'string') {
+    throw invalidType('traceparent', traceparent, 'a string');
+  }
+}
+
+/** The options of what waits, and has a traceparent. */
+function checkTraced(options) {
+  checkWait(options);
+  checkTraceparent(options.traceparent);
+  return options;
+}
+
 /** The options for the addon, of a function's list. */
 function checkOptions(options, kind) {
   if (options === null || typeof options !== 'object') throw invalidType('options', options, 'an object');
@@ -54,6 +69,7 @@ function checkOptions(options, kind) {
         checkTimeout(value);
         break;
       case 'spin':
+      case 'traced':
         if (typeof value !== 'boolean') throw invalidType(name, value, 'a boolean');
         break;
       case 'allowUids':
@@ -84,4 +100,6 @@ function checkCount(name, value) {
   if (!isUint32(value) || value === 0) throw invalidValue(name, value, 'an integer from 1 to 4294967295');
 }
 
-module.exports = { checkCount, checkData, checkName, checkOptions, checkSignal, checkTimeout, checkWait };
+module.exports = {
+  checkCount, checkData, checkName, checkOptions, checkSignal, checkTimeout, checkTraced, checkWait,
+};

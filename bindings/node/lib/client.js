@@ -2,7 +2,7 @@
 // Calls of services.
 
 const native = require('./native.js');
-const { checkData, checkName, checkOptions, checkWait } = require('./check.js');
+const { checkData, checkName, checkOptions, checkTraced, checkWait } = require('./check.js');
 const { Copies } = require('./copies.js');
 const { BATCH, Driver } = require('./driver.js');
 const { PeltonError, closedHandle, timedOut } = require('./errors.js');
@@ -146,11 +146,11 @@ class Client extends Driver {
   /** Submits the request of a call: its slot. */
   async #begin(call, request, options) {
     checkData(request);
-    const { timeout, signal, idempotent } = checkWait(options);
+    const { timeout, signal, idempotent, traceparent } = checkTraced(options);
     const end = timeout === undefined ? undefined : performance.now() + timeout;
     const left = () => (end === undefined ? undefined : Math.max(0, end - performance.now()));
     return this.#submitted(() => {
-      const slot = this.#trySubmit(request, left(), Boolean(idempotent));
+      const slot = this.#trySubmit(request, left(), Boolean(idempotent), traceparent);
       if (slot < 0) return slot;
       this.#add(slot, call);
       const leave = (error) => {

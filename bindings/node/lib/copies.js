@@ -1,6 +1,7 @@
 'use strict';
 // Copies of what the addon finds, many by one call: messages, completions, requests.
 
+const { Buffer } = require('node:buffer'); // the global one is a getter, which takes some nanoseconds
 const { markAsUntransferable } = require('node:worker_threads');
 
 /** Copies of small ones share memory, as Node's own small Buffers do. A larger one has its own. */

@@ -17,6 +17,18 @@ export interface WaitOptions {
   signal?: AbortSignal | undefined;
 }
 
+/** Of what is sent, for its receiver: the header of W3C Trace Context with the sender's span. */
+export interface TraceOptions {
+  /** One that is not valid is as none; so is any on a channel without the option `traced`. */
+  traceparent?: string | null | undefined;
+}
+
+/** Of a sender's side of a channel. */
+export interface TracedOptions {
+  /** Messages may carry a `traceparent`, and the largest one is 40 bytes smaller: false unless given. */
+  traced?: boolean | undefined;
+}
+
 /** The sizes of a lane, and the users that may connect. */
 export interface LaneOptions {
   /** The lane's bytes: 64 MiB unless given. Memory is used as messages need it. */
@@ -33,8 +45,8 @@ export interface LaneOptions {
 export interface ConnectOptions extends LaneOptions, WaitOptions {}
 
 /** Options of `openPath`. `timeout` is how long to wait for the channel, for its role, and for a peer: else 0. */
-export interface PathOptions extends ConnectOptions {
-  /** Creates the channel if it does not exist. Only then `capacity`, `messageBytesMax` and `lanes` may be given. */
+export interface PathOptions extends ConnectOptions, TracedOptions {
+  /** Creates the channel if it does not exist. Only then its sizes, `lanes` and `traced` may be given. */
   create?: boolean | undefined;
   /** The permissions of the directory. */
   mode?: number | undefined;
@@ -103,7 +115,7 @@ export class Sender extends Endpoint {
    * Connects to a receiver that listens under `name`: a short name, or `unix:PATH`. Fails with `no_listener`,
    * `timed_out`, `name`, `option`, `refused`.
    */
-  static connect(name: string, options?: ConnectOptions): Promise<Sender>;
+  static connect(name: string, options?: ConnectOptions & TracedOptions): Promise<Sender>;
   /**
    * Opens the channel in a directory, whose messages outlive both sides. Fails with `no_channel`, `not_a_channel`,
    * `role_taken`, `no_space`, `rebooted`.
@@ -112,9 +124,9 @@ export class Sender extends Endpoint {
   /** Takes over the sender that another thread has detached. */
   static attach(token: Token): Sender;
   /** Copies a message into the lane. Waits for space; until then, do not change `data`. Fails with `too_large`. */
-  send(data: Uint8Array, options?: WaitOptions): Promise<void>;
+  send(data: Uint8Array, options?: WaitOptions & TraceOptions): Promise<void>;
   /** As `send`, but does not wait: whether the message is sent. False also while an earlier `send` waits. */
-  trySend(data: Uint8Array): boolean;
+  trySend(data: Uint8Array, options?: TraceOptions): boolean;
   /** Sends each message, and returns how many. After an error, `error.sent` is the number of those sent. */
   sendMany(messages: Iterable<Uint8Array>, options?: WaitOptions): Promise<number>;
   /** Sends a message with up to 64 descriptors, which stay open here. Not on a path channel. */
@@ -160,6 +172,11 @@ export class Receiver extends Endpoint implements AsyncIterable<Buffer> {
   tryPeek(): Message | null;
   /** The next message, copied, and the descriptors that came with it, which the caller closes. */
   recvDescriptors(options?: WaitOptions): Promise<{ data: Buffer; descriptors: number[] }>;
+  /**
+   * That of the message which this receiver has handed out last, except by `peek`; null if it came without one. While
+   * several waits are pending, and of `recvMany`, only the last message has it: use `peek`, and `Message.traceparent`.
+   */
+  readonly traceparent: string | null;
   /** A stream of messages, which takes one only while the stream wants one. Its end closes the receiver. */
   readable(options?: ReadableOptions): Readable;
   [Symbol.asyncIterator](): AsyncIterableIterator<Buffer>;
@@ -178,6 +195,8 @@ export class Message {
   readonly peerPid: number | null;
   /** Whether an earlier receiver may have received it. */
   readonly isRedelivered: boolean;
+  /** The header of W3C Trace Context with which it was sent; null if it came without one. */
+  readonly traceparent: string | null;
   /** The descriptors that came with it, which the caller closes; empty at the second call. */
   takeDescriptors(): number[];
   /** Releases its space: the sender gets it at the receiver's next call. */
@@ -202,14 +221,14 @@ export class Listener {
 }
 
 /** Listens under a name for peers to accept. Does not wait. Throws `in_use`, `name`, `option`. */
-export function listen(name: string, options?: LaneOptions): Listener;
+export function listen(name: string, options?: LaneOptions & TracedOptions): Listener;
 /** A receiver of up to `lanes` senders (1,024), each with a lane of its own; it accepts them while it receives. */
 export function gather(name: string, options?: LaneOptions & { lanes?: number | undefined }): Receiver;
 /** A channel between two threads of this process: detach one endpoint, and post its token to a worker. */
-export function threads(options?: Omit<LaneOptions, 'allowUids'>): { sender: Sender; receiver: Receiver };
+export function threads(options?: Omit<LaneOptions, 'allowUids'> & TracedOptions): { sender: Sender; receiver: Receiver };
 
 /** Options of a call. */
-export interface CallOptions extends WaitOptions {
+export interface CallOptions extends WaitOptions, TraceOptions {
   /** The call may be executed more than once: if its service dies, it goes to another one. */
   idempotent?: boolean | undefined;
 }
@@ -268,6 +287,8 @@ export interface Request {
   readonly signal: AbortSignal;
   /** When the client stops waiting, in milliseconds of `performance.now()`. */
   readonly deadline: number | null;
+  /** The header `traceparent` with which the client has made the call; null without one, and once it is answered. */
+  readonly traceparent: string | null;
   readonly peerPid: number | null;
   readonly peerUid: number | null;
   /** Replies, and ends the call. Does not wait. Throws `closed`, `peer_died`, `too_large`, `refused`. */

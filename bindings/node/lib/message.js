@@ -56,6 +56,10 @@ class Message {
     return this.#native.isRedelivered;
   }
 
+  get traceparent() {
+    return this.#native.traceparent;
+  }
+
   takeDescriptors() {
     return this.#native.takeDescriptors();
   }

@@ -68,6 +68,10 @@ class Request {
     return this.#deadline;
   }
 
+  get traceparent() {
+    return this.#place >= 0 ? this.#native.traceparent(this.#place) : null;
+  }
+
   get peerPid() {
     return known(this.#peerPid);
   }

@@ -6,7 +6,7 @@ use crate::fast;
 use napi::bindgen_prelude::*;
 use napi::sys;
 use napi_derive::napi;
-use pelton::{Armed, CallId, Deadline, Outcome, Sent};
+use pelton::{Armed, CallId, Deadline, Outcome, Sent, Traceparent};
 use std::os::fd::AsRawFd;
 
 /// Of a completion for JavaScript, whose head is its slot, and these bits: it has ended the call; it has bytes; it is
@@ -40,10 +40,17 @@ fn slot_of(call: CallId) -> u32 {
 impl Calling {
     /// Submits a request: its slot; -1 if there is no space, or too many calls are in flight.
     #[inline]
-    fn submit(&mut self, request: &[u8], timeout: Option<f64>, is_idempotent: bool) -> pelton::Result<i32> {
-        let submitted = match timeout.map(|timeout| deadline(Some(timeout))) {
-            Some(Deadline::At(end)) => self.client.try_submit_by(request, end)?,
-            _ => self.client.try_submit(request)?,
+    fn submit(
+        &mut self,
+        request: &[u8],
+        timeout: Option<f64>,
+        is_idempotent: bool,
+        traceparent: Option<Traceparent>,
+    ) -> pelton::Result<i32> {
+        let submitted = match (traceparent, deadline(timeout)) {
+            (Some(traceparent), deadline) => self.client.try_submit_traced_by(request, traceparent, deadline)?,
+            (None, Deadline::At(end)) => self.client.try_submit_by(request, end)?,
+            (None, _) => self.client.try_submit(request)?,
         };
         let Some(call) = submitted else { return Ok(-1) };
         if is_idempotent {
@@ -161,14 +168,15 @@ impl Client {
 
 methods!(Client);
 
-/// `trySubmit(request, timeout, isIdempotent)`: [`Calling::submit`].
+/// `trySubmit(request, timeout, isIdempotent, traceparent)`: [`Calling::submit`].
 unsafe extern "C" fn try_submit(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
     // SAFETY: Node calls, and `functions` has made the function.
     unsafe {
-        fast::call::<Handle<Calling>, i32, 3>(env, info, |handle, arguments| {
+        fast::call::<Handle<Calling>, i32, 4>(env, info, |handle, arguments| {
             let request = arguments.bytes(0)?;
+            let (timeout, is_idempotent) = (arguments.double(1), arguments.is_true(2));
             let mut endpoint = handle.borrow()?;
-            endpoint.get()?.submit(request, arguments.double(1), arguments.is_true(2)).map_err(raise)
+            endpoint.get()?.submit(request, timeout, is_idempotent, arguments.traceparent(3)).map_err(raise)
         })
     }
 }

@@ -4,6 +4,7 @@
 use crate::error::named;
 use napi::bindgen_prelude::*;
 use napi::sys;
+use pelton::Traceparent;
 use std::ffi::{CStr, c_void};
 use std::ptr;
 
@@ -11,6 +12,7 @@ use std::ptr;
 pub struct Arguments<const N: usize> {
     env: sys::napi_env,
     values: [sys::napi_value; N],
+    count: usize,
 }
 
 impl<const N: usize> Arguments<N> {
@@ -28,25 +30,12 @@ impl<const N: usize> Arguments<N> {
         }
     }
 
-    fn bytes_of(&self, value: sys::napi_value) -> Result<&[u8]> {
-        let (data, length) = self.array(value, sys::TypedarrayType::uint8_array)?;
-        // SAFETY: Node has these bytes; no JavaScript of this thread runs until the function returns.
-        Ok(unsafe { std::slice::from_raw_parts(data.cast(), length) })
-    }
-
     /// The bytes of a Uint8Array.
     #[inline]
     pub fn bytes(&self, index: usize) -> Result<&[u8]> {
-        self.bytes_of(self.values[index])
-    }
-
-    /// The bytes of the Uint8Array at a place of an array.
-    #[inline]
-    pub fn bytes_at(&self, index: usize, place: u32) -> Result<&[u8]> {
-        let mut value = ptr::null_mut();
-        // SAFETY: as in `array`. An element that cannot be read leaves null, which is refused.
-        unsafe { sys::napi_get_element(self.env, self.values[index], place, &mut value) };
-        self.bytes_of(value)
+        let (data, length) = self.array(self.values[index], sys::TypedarrayType::uint8_array)?;
+        // SAFETY: Node has these bytes; no JavaScript of this thread runs until the function returns.
+        Ok(unsafe { std::slice::from_raw_parts(data.cast(), length) })
     }
 
     /// The bytes of a Uint8Array, to be written.
@@ -57,7 +46,7 @@ impl<const N: usize> Arguments<N> {
     #[allow(clippy::mut_from_ref)] // JavaScript's memory, not that of the arguments
     pub unsafe fn space(&self, index: usize) -> Result<&mut [u8]> {
         let (data, length) = self.array(self.values[index], sys::TypedarrayType::uint8_array)?;
-        // SAFETY: as in `bytes_of`; the caller guarantees that nothing else has them.
+        // SAFETY: as in `bytes`; the caller guarantees that nothing else has them.
         Ok(unsafe { std::slice::from_raw_parts_mut(data.cast(), length) })
     }
 
@@ -85,12 +74,10 @@ impl<const N: usize> Arguments<N> {
         Ok(unsafe { std::slice::from_raw_parts_mut(data.cast(), length) })
     }
 
-    /// The length of an array.
-    pub fn length(&self, index: usize) -> u32 {
-        let mut length = 0;
-        // SAFETY: as in `array`. What is no array has none.
-        unsafe { sys::napi_get_array_length(self.env, self.values[index], &mut length) };
-        length
+    /// How many arguments there are, of those that it takes.
+    #[inline]
+    pub fn count(&self) -> usize {
+        self.count
     }
 
     /// A number; 0 for what is none.
@@ -118,6 +105,18 @@ impl<const N: usize> Arguments<N> {
         // SAFETY: as in `array`.
         unsafe { sys::napi_get_value_bool(self.env, self.values[index], &mut is_true) };
         is_true
+    }
+
+    /// A string that is a valid header `traceparent`; `None` for anything else.
+    pub fn traceparent(&self, index: usize) -> Option<Traceparent> {
+        // A valid one has 55 bytes; of a later version more may follow, which is of no use here.
+        let (mut text, mut length) = ([0_u8; 256], 0);
+        // SAFETY: as in `array`; so many bytes can be written.
+        let status = unsafe {
+            let target = text.as_mut_ptr().cast();
+            sys::napi_get_value_string_utf8(self.env, self.values[index], target, text.len(), &mut length)
+        };
+        if status == sys::Status::napi_ok { Traceparent::parse(&text[..length]) } else { None }
     }
 
     /// Puts an error at a place of an array.
@@ -196,7 +195,7 @@ pub unsafe fn call<T, R: Returned, const N: usize>(
         sys::napi_get_cb_info(env, info, &mut count, values.as_mut_ptr(), ptr::null_mut(), &mut data);
         &*data.cast::<T>()
     };
-    match body(owned, &Arguments { env, values }) {
+    match body(owned, &Arguments { env, values, count: count.min(N) }) {
         Ok(returned) => returned.value(env),
         Err(error) => {
             // SAFETY: this is the environment's thread, and the call returns at once.

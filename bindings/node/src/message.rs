@@ -3,7 +3,7 @@
 use napi::bindgen_prelude::*;
 use napi::sys;
 use napi_derive::napi;
-use pelton::Held;
+use pelton::{Held, Traceparent};
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::os::fd::{IntoRawFd, OwnedFd};
@@ -22,15 +22,16 @@ pub struct Message {
     lane: u32,
     peer_pid: Option<u32>,
     is_redelivered: bool,
+    traceparent: Option<Traceparent>,
 }
 
 impl Message {
     pub fn new(mut message: pelton::Message<'_>) -> pelton::Result<Message> {
         let fds = message.take_descriptors()?;
         let (seq, lane, peer_pid) = (message.seq(), message.lane(), message.peer().map(|peer| peer.pid));
-        let is_redelivered = message.is_redelivered();
+        let (is_redelivered, traceparent) = (message.is_redelivered(), message.traceparent());
         let held = Rc::new(RefCell::new(Some(message.hold())));
-        Ok(Message { held, fds, seq, lane, peer_pid, is_redelivered })
+        Ok(Message { held, fds, seq, lane, peer_pid, is_redelivered, traceparent })
     }
 }
 
@@ -130,5 +131,11 @@ impl Message {
     #[napi(getter)]
     pub fn is_redelivered(&self) -> bool {
         self.is_redelivered
+    }
+
+    /// The header `traceparent` with its sender's span.
+    #[napi(getter)]
+    pub fn traceparent(&self) -> Option<String> {
+        self.traceparent.map(|traceparent| traceparent.to_string())
     }
 }

@@ -28,6 +28,7 @@ pub struct Given {
     pub mode: Option<u32>,
     pub call_bytes_max: Option<f64>,
     pub memory_bytes_max: Option<f64>,
+    pub traced: Option<bool>,
 }
 
 impl Given {
@@ -52,6 +53,9 @@ impl Given {
         }
         if self.spin == Some(true) {
             options = options.wait(Wait::Spin);
+        }
+        if self.traced == Some(true) {
+            options = options.traced(true);
         }
         if let Some(lanes) = self.lanes {
             options = options.lanes(lanes);

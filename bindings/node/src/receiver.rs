@@ -8,8 +8,8 @@ use crate::open::{Info, Token, tokens};
 use napi::bindgen_prelude::*;
 use napi::sys;
 use napi_derive::napi;
-use pelton::Deadline;
 use pelton::raw::{Ahead, Record};
+use pelton::{Deadline, Traceparent};
 use std::os::fd::AsRawFd;
 
 /// A receiver, the messages that JavaScript has copies of, and the listener that had accepted it.
@@ -17,6 +17,8 @@ pub struct Receiving {
     pub receiver: pelton::Receiver,
     pub listener: Option<pelton::Listener>,
     ahead: Ahead,
+    /// Of the last message that was read: one that has a traceparent is read alone.
+    traceparent: Option<Traceparent>,
 }
 
 impl Receiving {
@@ -48,11 +50,14 @@ impl Receiving {
             true
         });
         if count > 0 {
+            self.traceparent = None;
             self.receiver.release_ahead(&mut self.ahead, 1);
             return Ok(count as i64);
         }
-        // Not of the common case: it is held, or has descriptors, or is the first one of a lap.
-        space[..bytes].copy_from_slice(&self.receiver.message(record));
+        // Not of the common case: one is held, or this one has descriptors or a traceparent, or is the first of a lap.
+        let message = self.receiver.message(record);
+        self.traceparent = message.traceparent();
+        space[..bytes].copy_from_slice(&message);
         sizes[0] = bytes as u32;
         Ok(1)
     }
@@ -101,7 +106,7 @@ channel_methods!(Receiver);
 
 impl Receiver {
     pub fn new(receiver: pelton::Receiver, listener: Option<pelton::Listener>) -> Receiver {
-        Receiver(Handle::new("receiver", Receiving { receiver, listener, ahead: Ahead::default() }))
+        Receiver(Handle::new("receiver", Receiving { receiver, listener, ahead: Ahead::default(), traceparent: None }))
     }
 }
 
@@ -159,6 +164,12 @@ impl Receiver {
         let receiving = endpoint.get()?;
         let Some(record) = receiving.find()? else { return Ok(None) };
         Message::new(receiving.receiver.message(record)).map(Some).map_err(raise)
+    }
+
+    /// The traceparent of the message that was handed out last.
+    #[napi(getter)]
+    pub fn traceparent(&self) -> Result<Option<String>> {
+        Ok(self.0.borrow()?.asked()?.traceparent.map(|it| it.to_string()))
     }
 
     /// Sizes, peer and counters.

@@ -10,9 +10,11 @@ use napi_derive::napi;
 use pelton::{Deadline, Sent};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-/// How much `try_send_many` sends before the loop has another turn: a millisecond or so. A guess.
-const TURN_MESSAGES: u32 = 1024;
-const TURN_BYTES: usize = 4 << 20;
+/// How many messages one call of `try_send_many` takes, as arguments: the elements of an array take 60 ns each.
+/// `lib/channel.js` has it too.
+const CHUNK: usize = 64;
+/// The bytes after which it sends no other: a copy of some 50 microseconds. A guess.
+const CHUNK_BYTES: usize = 256 << 10;
 
 /// A sender, and the listener that had accepted it.
 pub struct Sending {
@@ -74,37 +76,49 @@ unsafe extern "C" fn try_send(env: sys::napi_env, info: sys::napi_callback_info)
     }
 }
 
-/// `trySendMany(messages, from)`: sends messages from the index `from` on, while there is space, and within the bounds
-/// of a turn. Returns the index of the first one not sent. An error after the first message comes again at the next
-/// call.
+/// `trySendTraced(data, traceparent)`: as `trySend`, with a traceparent, if that is valid and the channel has them.
+unsafe extern "C" fn try_send_traced(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
+    // SAFETY: as `try_send`.
+    unsafe {
+        fast::call::<Handle<Sending>, bool, 2>(env, info, |handle, arguments| {
+            let data = arguments.bytes(0)?;
+            let mut endpoint = handle.borrow()?;
+            let sender = &mut endpoint.get()?.sender;
+            let sent = match arguments.traceparent(1) {
+                Some(traceparent) => sender.send_traced(data, traceparent, Deadline::Now),
+                None => sender.try_send(data),
+            };
+            Ok(sent.map_err(raise)? == Sent::Sent)
+        })
+    }
+}
+
+/// `trySendMany(message...)`: sends messages while there is space, up to a number of bytes. Returns how many. An error
+/// after the first message comes again at the next call.
 unsafe extern "C" fn try_send_many(env: sys::napi_env, info: sys::napi_callback_info) -> sys::napi_value {
     // SAFETY: as `try_send`.
     unsafe {
-        fast::call::<Handle<Sending>, i64, 2>(env, info, |handle, arguments| {
-            let from = arguments.number(1);
-            let (end, mut bytes) = (arguments.length(0).min(from.saturating_add(TURN_MESSAGES)), 0);
+        fast::call::<Handle<Sending>, i64, CHUNK>(env, info, |handle, arguments| {
             let mut endpoint = handle.borrow()?;
             let sender = &mut endpoint.get()?.sender;
-            for index in from..end {
-                let data = match arguments.bytes_at(0, index) {
+            let (mut sent, mut bytes) = (0, 0);
+            while sent < arguments.count() && bytes < CHUNK_BYTES {
+                let data = match arguments.bytes(sent) {
                     Ok(data) => data,
-                    Err(error) if index == from => return Err(error),
+                    Err(error) if sent == 0 => return Err(error),
                     // The next call returns the error, after what this one has sent.
-                    Err(_) => return Ok(index.into()),
+                    Err(_) => break,
                 };
                 if !sender.send_fast(data) {
                     match sender.try_send(data) {
                         Ok(Sent::Sent) => {}
-                        Err(error) if index == from => return Err(raise(error)),
-                        _ => return Ok(index.into()),
+                        Err(error) if sent == 0 => return Err(raise(error)),
+                        _ => break,
                     }
                 }
-                bytes += data.len();
-                if bytes > TURN_BYTES {
-                    return Ok((index + 1).into());
-                }
+                (sent, bytes) = (sent + 1, bytes + data.len());
             }
-            Ok(end.into())
+            Ok(sent as i64)
         })
     }
 }
@@ -129,6 +143,7 @@ impl Sender {
             Ok(vec![
                 fast::function(env, c"trySend", &self.0, Some(try_send))?,
                 fast::function(env, c"trySendMany", &self.0, Some(try_send_many))?,
+                fast::function(env, c"trySendTraced", &self.0, Some(try_send_traced))?,
                 fast::function(env, c"wait", &self.0, Some(wait))?,
             ])
         }

@@ -245,6 +245,12 @@ impl Service {
         Ok(self.unanswered()?.open(place)?.is_cancelled())
     }
 
+    /// The header `traceparent` with which the request of a place has come.
+    #[napi]
+    pub fn traceparent(&self, place: u32) -> Result<Option<String>> {
+        Ok(self.unanswered()?.open(place)?.traceparent().map(|traceparent| traceparent.to_string()))
+    }
+
     /// Fails the call of a place, as `reply`.
     #[napi]
     pub fn fail(&self, place: u32, code: u32, data: &[u8]) -> Result<()> {

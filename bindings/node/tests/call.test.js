@@ -4,10 +4,9 @@ const { setImmediate: turn, setTimeout: sleep } = require('node:timers/promises'
 const test = require('node:test');
 const { once } = require('node:events');
 const { Worker } = require('node:worker_threads');
-const { LIMIT, name, pelton, program, start, tool } = require('./support.js');
+const { LIMIT, name, options, pelton, program, start, tool } = require('./support.js');
 
 const { Client, Failed, PeltonError, Service } = pelton;
-const options = { timeout: 60_000 };
 const coded = (code) => (error) => error instanceof PeltonError && error.code === code;
 
 /** A service and a client, for `with`; the service drains after it. */
@@ -240,6 +239,29 @@ test('notifications_arrive_and_deadlines_are_seen', options, async () => {
   }, { onError: () => {} });
 });
 
+test('a_call_has_its_traceparent_or_none', options, async () => {
+  const span = '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01';
+  let last;
+  await served(async (request) => {
+    last = request;
+    await turn();
+    return Buffer.from(`${request.traceparent}`);
+  }, async (client) => {
+    const call = async (given) => `${await client.call(Buffer.from('x'), given)}`;
+    assert.equal(await call({ traceparent: span }), span);
+    assert.equal(last.traceparent, null);
+    assert.equal(await call({ traceparent: span, idempotent: true, ...LIMIT }), span);
+    for (const traceparent of [null, 'none', `${span}0`]) assert.equal(await call({ traceparent }), 'null');
+    assert.equal(await call(), 'null');
+    for await (const part of client.stream(Buffer.from('x'), { traceparent: span })) assert.equal(`${part}`, span);
+    const many = await Promise.all(Array.from({ length: 3000 }, (_, i) =>
+      call(i % 3 === 0 ? undefined : { traceparent: span.replace('4736', `${i}`.padStart(4, '0')), ...LIMIT })));
+    many.forEach((found, i) => assert.equal(
+      found, i % 3 === 0 ? 'null' : span.replace('4736', `${i}`.padStart(4, '0'))));
+    await assert.rejects(client.call(Buffer.from('x'), { traceparent: 7 }), { code: 'ERR_INVALID_ARG_TYPE' });
+  });
+});
+
 test('the_death_of_a_service_fails_its_calls_and_the_death_of_a_client_aborts', options, async () => {
   const at = name();
   const child = program(`const service = pelton.Service.listen(argument);
@@ -312,6 +334,72 @@ test('a_worker_may_be_terminated_amid_calls', options, async () => {
     await exited;
     service.close();
   }
+});
+
+test('a_call_that_waits_behind_a_notification_can_be_cancelled', options, async () => {
+  const seen = [];
+  let release;
+  let began;
+  const beginning = new Promise((resolve) => { began = resolve; });
+  await served((request) => {
+    seen.push(`${request.data}`);
+    if (!request.isNotification) return request.data;
+    began();
+    return new Promise((resolve) => { release = resolve; });
+  }, async (client) => {
+    await client.notify(Buffer.from('note'), LIMIT);
+    await beginning;
+    const abort = new AbortController();
+    const calls = [client.call(Buffer.from('behind'), { signal: abort.signal }),
+      client.call(Buffer.from('behind too'), { timeout: 20 })];
+    const next = client.call(Buffer.from('next'), LIMIT);
+    await turn();
+    abort.abort(new Error('enough'));
+    await assert.rejects(calls[0], /enough/);
+    await assert.rejects(calls[1], coded('timed_out'));
+    release();
+    assert.equal(`${await next}`, 'next');
+    // A cancel comes after its request: the handlers begin, in order, and nobody gets their replies.
+    assert.deepEqual(seen, ['note', 'behind', 'behind too', 'next']);
+    while (client.inFlight > 0) await turn();
+  }, { inFlightMax: 1, onError: () => {} });
+});
+
+test('a_stream_that_nobody_takes_delays_the_other_calls_until_it_is_taken', options, async () => {
+  const parts = 200;
+  await served((request) => (request.data.length > 0 ? request.data : (function* all() {
+    for (let i = 0; i < parts; i += 1) yield Buffer.alloc(10_000, i);
+  }())), async (client) => {
+    const stream = client.stream(Buffer.alloc(0), LIMIT);
+    assert.equal((await stream.next()).value[0], 0);
+    // More than the client stores: its other calls wait, and fail by their own limits alone.
+    await assert.rejects((async () => {
+      for (;;) await client.call(Buffer.from('x'), { timeout: 200 });
+    })(), coded('timed_out'));
+    const waiting = client.call(Buffer.from('y'), LIMIT);
+    let next = 1;
+    for await (const part of stream) assert.equal(part[0], next++ % 256);
+    assert.equal(next, parts);
+    assert.equal(`${await waiting}`, 'y');
+  }, {}, { callBytesMax: 1 << 18, capacity: 1 << 18 });
+});
+
+test('an_exit_in_a_handler_or_behind_a_reply_ends_both_sides', options, async () => {
+  const at = name();
+  const service = program(`const service = pelton.Service.listen(argument);
+    await service.run((request) => {
+      if (request.data[0] === 1) process.exit(7);
+      return request.data;
+    });`, at);
+  const caller = program(`const client = await pelton.Client.connect(argument, { timeout: 20000 });
+    void client.call(Buffer.alloc(100_000)).then(() => process.exit(8));`, at);
+  assert.equal(await caller.ended, 8);
+  const client = await Client.connect(at, LIMIT);
+  const calls = Array.from({ length: 20 }, () => assert.rejects(client.call(Buffer.alloc(9, 1), LIMIT), (error) =>
+    ['closed', 'peer_died', 'abandoned'].includes(error.code)));
+  await Promise.all(calls);
+  assert.equal(await service.ended, 7);
+  client.close();
 });
 
 test('close_fails_what_is_in_flight', options, async () => {

@@ -6,10 +6,9 @@ const { setImmediate: turn } = require('node:timers/promises');
 const test = require('node:test');
 const { Worker } = require('node:worker_threads');
 const { pipeline } = require('node:stream/promises');
-const { LIMIT, name, pelton, place, program, start, tool } = require('./support.js');
+const { LIMIT, name, options, pelton, place, program, start, tool } = require('./support.js');
 
 const { PeltonError, Receiver, Sender, gather, listen, threads } = pelton;
-const options = { timeout: 60_000 };
 const coded = (code) => (error) => error instanceof PeltonError && error.code === code;
 
 /** A sender detects the end of its peer within some messages. */
@@ -170,6 +169,49 @@ test('a_message_in_place_has_its_bytes_until_it_is_released', options, async () 
   assert.equal(sender.info().unreleased, 0);
 });
 
+test('a_message_has_its_traceparent_or_none', options, async () => {
+  const span = '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01';
+  const { sender, receiver } = threads({ traced: true, capacity: 64 << 10 });
+  await sender.send(Buffer.from('plain'));
+  assert.ok(sender.trySend(Buffer.from('traced'), { traceparent: span }));
+  await sender.send(Buffer.from('traced too'), { traceparent: span, ...LIMIT });
+  for (const traceparent of [null, undefined, '', 'none', span.toUpperCase(), `${span}0`, '0'.repeat(1000)]) {
+    await sender.send(Buffer.from('invalid'), { traceparent });
+  }
+  await sender.sendMany([Buffer.from('many'), Buffer.from('many')]);
+  const found = [];
+  for (let i = 0; i < 12; i += 1) found.push([`${await receiver.recv(LIMIT)}`, receiver.traceparent]);
+  assert.deepEqual(found, [['plain', null], ['traced', span], ['traced too', span],
+    ...Array.from({ length: 7 }, () => ['invalid', null]), ['many', null], ['many', null]]);
+  for (const wrong of [7, {}, Buffer.from(span)]) {
+    await assert.rejects(sender.send(Buffer.from('x'), { traceparent: wrong }), { code: 'ERR_INVALID_ARG_TYPE' });
+    assert.throws(() => sender.trySend(Buffer.from('x'), { traceparent: wrong }), { code: 'ERR_INVALID_ARG_TYPE' });
+  }
+  // The largest ones: each waits for the one before, in order, and is woken.
+  const large = Buffer.alloc(sender.info().messageBytesMax, 'x');
+  const sends = Array.from({ length: 10 }, () => sender.send(large, { traceparent: span, ...LIMIT }));
+  for (let i = 0; i < 10; i += 1) {
+    const message = await receiver.peek(LIMIT);
+    assert.deepEqual([message.data.length, message.traceparent], [large.length, span]);
+    message.release();
+  }
+  await Promise.all(sends);
+  // As of recv, what was read ahead has none of another.
+  await sender.send(Buffer.from('one'), { traceparent: span });
+  await sender.send(Buffer.from('other'));
+  const traced = [];
+  sender.close();
+  for await (const _ of receiver) traced.push(receiver.traceparent);
+  assert.deepEqual(traced, [span, null]);
+
+  const other = threads();
+  other.sender.trySend(Buffer.from('without the option'), { traceparent: span });
+  assert.equal(`${await other.receiver.recv(LIMIT)}`, 'without the option');
+  assert.equal(other.receiver.traceparent, null);
+  await assert.rejects(Receiver.connect('a', { traced: true }), { code: 'ERR_OUT_OF_RANGE' });
+  assert.throws(() => threads({ traced: 1 }), { code: 'ERR_INVALID_ARG_TYPE' });
+});
+
 test('listen_connect_and_a_clean_end', options, async () => {
   const at = name();
   const listener = listen(at);
@@ -233,6 +275,15 @@ test('a_step_or_an_accept_without_descriptors_fails_and_loses_nothing', options,
     const { sender, receiver } = threads();
     const file = await RecordFile.open(argument.file, { flushInterval: Infinity });
     await file.append(Buffer.from('a'));
+    // The thread of a step that has ended gives its descriptor back, at any moment.
+    const isStep = (task) => {
+      try {
+        return fs.readFileSync('/proc/self/task/' + task + '/comm', 'utf8').startsWith('pelton step');
+      } catch {
+        return false; // It has ended meanwhile.
+      }
+    };
+    while (fs.readdirSync('/proc/self/task').some(isStep)) await new Promise(setImmediate);
     const listener = listen(argument.name);
     const accepting = listener.acceptReceiver({ timeout: 20000 }).catch((error) => error.code);
     const connecting = Sender.connect(argument.name, { timeout: 20000 });
@@ -240,11 +291,8 @@ test('a_step_or_an_accept_without_descriptors_fails_and_loses_nothing', options,
     try {
       for (;;) taken.push(fs.openSync('/dev/null'));
     } catch {}
-    const codes = [];
-    for (const step of [sender.waitReleased(), file.flush(), accepting]) {
-      codes.push(await step.catch((error) => error.code));
-    }
-    console.log(codes.join());
+    const steps = [sender.waitReleased(), file.flush(), accepting].map((it) => it.catch((error) => error.code));
+    console.log((await Promise.all(steps)).join());
     for (const fd of taken) fs.closeSync(fd);
     await sender.send(Buffer.from('sent'));
     await file.append(Buffer.from('b'));
@@ -253,7 +301,7 @@ test('a_step_or_an_accept_without_descriptors_fails_and_loses_nothing', options,
     await (await connecting).send(Buffer.from('accepted'));
     console.log(String(await receiver.recv()), String(await accepted.recv()));
     process.exit();`;
-  const child = program(text, { file: place(), name: name() }, 100);
+  const child = program(text, { file: place(), name: name() }, { descriptorsMax: 100 });
   assert.equal(await child.ended, 0);
   assert.equal(child.output(), 'system,system,system\nsent accepted\n');
 });
@@ -534,10 +582,75 @@ test('a_forgotten_message_is_released_with_one_warning', options, async () => {
     for (let i = 0; i < 100; i += 1) { sender.trySend(Buffer.alloc(1000)); receiver.tryPeek(); }
     while (sender.info().unreleased > 0) { gc(); await new Promise(setImmediate); receiver.tryRecv(); }
     console.log(warnings.join());`;
-  const head = `const pelton = require(${JSON.stringify(require.resolve(process.env.PELTON_PACKAGE ?? '..'))});`;
-  const child = start(process.execPath, ['--expose-gc', '-e', `${head}(async () => { ${text} })();`]);
+  const child = program(text, undefined, { flags: ['--expose-gc'] });
   assert.equal(await child.ended, 0);
   assert.equal(child.output().trim(), 'PeltonWarning');
+});
+
+// Messages and calls in one process, which prints what it has found.
+const EXCHANGE = `const turn = require('node:timers/promises').setImmediate;
+  const service = pelton.Service.listen(argument);
+  const running = service.run(async (request) => { during(); await turn(); return request.data; });
+  const client = await pelton.Client.connect(argument, { timeout: 20000 });
+  const { sender, receiver } = pelton.threads();
+  for (let i = 0; i < 150; i += 1) {
+    const data = Buffer.alloc(i * 400, i);
+    const waiting = receiver.recv();
+    during();
+    await sender.sendMany([data, Buffer.from(String(i))]);
+    const call = client.call(data);
+    during();
+    const found = [await waiting, await call];
+    if (!found.every((it) => it.equals(data))) console.log('other bytes');
+    const message = await receiver.peek();
+    during();
+    if (String(message.data) !== String(i)) console.log('another message');
+    message.release();
+  }
+  service.drain();
+  await running;
+  service.close();
+  client.close();
+  sender.close();`;
+
+test('collections_of_garbage_at_any_moment_lose_nothing', options, async () => {
+  const text = `const during = gc;
+    ${EXCHANGE}
+    // Endpoints that nobody has any more are closed by their collection.
+    const kept = (() => {
+      const [one, other] = [pelton.threads({ capacity: 1 << 16 }), pelton.threads()];
+      return { sender: one.sender, receiver: other.receiver };
+    })();
+    const ends = [];
+    for (const attempt of [() => kept.sender.trySend(Buffer.alloc(100)), () => kept.receiver.tryRecv()]) {
+      for (let end; end === undefined; await turn()) {
+        gc();
+        try {
+          attempt();
+        } catch (error) {
+          end = error.code;
+          ends.push(end);
+        }
+      }
+    }
+    console.log(ends.join());`;
+  const child = program(text, name(), { flags: ['--expose-gc'] });
+  assert.equal(await child.ended, 0);
+  assert.equal(child.output(), 'closed,closed\n');
+});
+
+test('a_debugger_and_a_profiler_disturb_nothing', options, async () => {
+  const text = `const session = new (require('node:inspector').Session)();
+    session.connect();
+    for (const what of ['Runtime.enable', 'Debugger.enable', 'Profiler.enable', 'Profiler.start']) session.post(what);
+    let count = 0;
+    session.on('Debugger.paused', () => { count += 1; });
+    const during = () => { debugger; };
+    ${EXCHANGE}
+    session.post('Profiler.stop', (error, { profile }) => console.log(error, profile.nodes.length > 0));`;
+  const child = program(text, name(), { flags: ['--inspect=127.0.0.1:0', '--inspect-publish-uid=http'] });
+  assert.equal(await child.ended, 0);
+  assert.equal(child.output(), 'null true\n');
 });
 
 test('a_kill_of_either_side_is_detected_and_its_successor_continues', options, async () => {

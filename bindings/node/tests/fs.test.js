@@ -6,10 +6,9 @@ const path = require('node:path');
 const { setImmediate: turn } = require('node:timers/promises');
 const { pathToFileURL } = require('node:url');
 const test = require('node:test');
-const { place, pelton, program } = require('./support.js');
+const { options, pelton, place, program } = require('./support.js');
 
 const fs = require(`${process.env.PELTON_PACKAGE ?? '..'}/lib/fs.js`);
-const options = { timeout: 60_000 };
 // More than the buffers and than one read of a file of unknown size.
 const large = Buffer.alloc(1_000_003, 'abcdefg');
 

@@ -3,10 +3,9 @@ const assert = require('node:assert/strict');
 const path = require('node:path');
 const test = require('node:test');
 const pino = require('pino');
-const { LIMIT, name, pelton, place } = require('./support.js');
+const { LIMIT, name, options, pelton, place } = require('./support.js');
 
 const { Receiver, listen } = pelton;
-const options = { timeout: 60_000 };
 const target = path.join(path.dirname(require.resolve(process.env.PELTON_PACKAGE ?? '..')), 'pino.js');
 
 /** Logs so many lines, and ends the transport. */

@@ -4,12 +4,12 @@ const assert = require('node:assert/strict');
 const fs = require('node:fs');
 const path = require('node:path');
 const test = require('node:test');
-const { directory, start } = require('./support.js');
+const { directory, options, start } = require('./support.js');
 
 const text = fs.readFileSync(path.join(__dirname, '../README.md'), 'utf8');
 const examples = [...text.matchAll(/^```js\n(.*?)^```/gms)].map((match) => match[1]);
 
-test('the_examples_of_the_readme_run', { timeout: 60_000 }, async () => {
+test('the_examples_of_the_readme_run', options, async () => {
   assert.equal(examples.length, 8);
   const modules = path.join(directory, 'node_modules');
   fs.mkdirSync(modules);

@@ -3,10 +3,9 @@ const assert = require('node:assert/strict');
 const fs = require('node:fs');
 const test = require('node:test');
 const { once } = require('node:events');
-const { pelton, place, program, start, tool } = require('./support.js');
+const { options, pelton, place, program, start, tool } = require('./support.js');
 
 const { PeltonError, RecordFile, RecordReader } = pelton;
-const options = { timeout: 60_000 };
 const coded = (code) => (error) => error instanceof PeltonError && error.code === code;
 
 async function all(path) {

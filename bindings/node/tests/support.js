@@ -46,16 +46,19 @@ function start(command, args, options = {}) {
   return child;
 }
 
-/** Starts a program of Node that has `pelton` and `argument`, and so many descriptors at most. */
-function program(text, argument, descriptorsMax) {
+/** Starts a program of Node that has `pelton` and `argument`; with flags of Node, or so many descriptors at most. */
+function program(text, argument, { flags = [], descriptorsMax } = {}) {
   const head = `const pelton = require(${JSON.stringify(require.resolve(process.env.PELTON_PACKAGE ?? '..'))});
     const argument = ${JSON.stringify(argument)};`;
-  const args = ['-e', `${head}\n(async () => { ${text} })();`];
+  const args = [...flags, '-e', `${head}\n(async () => { ${text} })();`];
   if (descriptorsMax === undefined) return start(process.execPath, args);
   return start('sh', ['-c', `ulimit -n ${descriptorsMax} && exec "$0" "$@"`, process.execPath, ...args]);
 }
 
+/** Of each test: nothing takes so long. Under a sanitizer all is slower. */
+const options = { timeout: 1000 * Number(process.env.PELTON_TEST_SECONDS ?? 60) };
+
 /** Every wait of a test has this limit, in milliseconds. */
 const LIMIT = { timeout: 20_000 };
 
-module.exports = { LIMIT, directory, name, pelton, place, program, start, tool };
+module.exports = { LIMIT, directory, name, options, pelton, place, program, start, tool };

@@ -14,12 +14,16 @@ async function channels(): Promise<void> {
   for await (const message of receiver) message.readUInt8(0);
   const messages: Buffer[] = await receiver.recvMany(isSent ? 10 : 20);
   const none: Buffer | null = receiver.tryRecv();
-  const pair: { sender: Sender; receiver: Receiver } = threads({ capacity: 65_536 });
+  const pair: { sender: Sender; receiver: Receiver } = threads({ capacity: 65_536, traced: true });
+  const traceparent: string | null = pair.receiver.traceparent;
+  await sender.send(messages[0] ?? Buffer.alloc(0), { timeout: 1, traceparent });
   Sender.attach(pair.sender.detach()).close();
   gather('c', { lanes: 2 }).close();
   void [messages, none, pelton.threads];
   // @ts-expect-error: text is not bytes.
   await sender.send('text');
+  // @ts-expect-error: a sender's option.
+  await Receiver.connect('a', { traced: true });
   // @ts-expect-error: a misspelt option.
   await receiver.recv({ timout: 1 });
   // @ts-expect-error: only listen, connect and so on make one.
@@ -28,15 +32,16 @@ async function channels(): Promise<void> {
 
 async function calls(): Promise<void> {
   const service = Service.listen('d', { callBytesMax: 1 << 20 });
+  const client = await Client.connect('d');
   await service.run(async (request) => {
     request.signal.throwIfAborted();
+    await client.call(request.data, { traceparent: request.traceparent });
     if (request.data.length === 0) throw new Failed(1, 'empty');
     return request.data;
   }, { inFlightMax: 3 });
   await service.run(async function* parts(request) {
     yield request.data;
   });
-  const client = await Client.connect('d');
   const reply: Buffer = await client.call(Buffer.from('x'), { idempotent: true });
   for await (const part of client.stream(reply)) part.toString();
   try {

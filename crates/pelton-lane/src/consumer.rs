@@ -689,7 +689,7 @@ pub unsafe fn truncate(data: &Data, page: &ProducerPage, found: &Scan) {
 
 /// The jump, the generation, and the offset of the trace position in the marks before a message.
 #[derive(Clone, Copy, Default)]
-struct Marks {
+pub(crate) struct Marks {
     jump: Option<u64>,
     generation: Option<u32>,
     trace: Option<u64>,
@@ -697,7 +697,7 @@ struct Marks {
 
 /// The message at `position`, after its marks, with their contents. Checks every word, as the producer may be hostile.
 /// `None`: no message is published there.
-fn record_at(data: &Data, bytes_max: u64, position: Position) -> Result<Option<(Record, Marks)>, LaneError> {
+pub(crate) fn record_at(data: &Data, bytes_max: u64, position: Position) -> Result<Option<(Record, Marks)>, LaneError> {
     let (mut offset, mut descriptors, mut marks, mut rank_seen) = (position.offset, 0, Marks::default(), 0u32);
     loop {
         // One edge for all headers: the producer wrote the record and its marks before it published the first mark.

@@ -14,6 +14,10 @@
 //!            waker: store fenced = 0, fence, load sleep word  <->  sleeper: store sleep word, fence, load fenced
 //! [fenced]   waker: store fenced = 1              ->  sleeper: load fenced, after its fence
 //!            everything published (or released) earlier without a fence is visible to a sleeper that omits its barrier
+//! [keep]     broadcast producer: store `kept`, fence, write data  ->  lagging consumer: read data, fence, load `kept`
+//!            a consumer that has read one byte written over a record also loads a `kept` above that record's number
+//! [keep]     broadcast producer: store `kept`, or `last`  ->  lagging consumer: load it before it reads from there
+//!            the place of `kept`, the cleared header or the records there, and the record of `last` are visible
 //!
 //! Under loom, `PELTON_WEAKEN=publish` weakens the edge of that name: a model must fail without it.
 
@@ -36,6 +40,7 @@ pub(crate) const PUBLISH: Edge = Edge::named("publish");
 pub(crate) const RELEASE: Edge = Edge::named("release");
 pub(crate) const CLOSE: Edge = Edge::named("close");
 pub(crate) const FENCED: Edge = Edge::named("fenced");
+pub(crate) const KEEP: Edge = Edge::named("keep");
 
 #[cfg(not(loom))]
 impl Edge {
@@ -124,6 +129,30 @@ pub fn full_fence(name: &'static str) {
     #[cfg(loom)]
     if !weakened(name) {
         loom::sync::atomic::fence(Ordering::SeqCst);
+    }
+}
+
+/// `[keep]` The producer's fence, between the store of `kept` and whatever it then writes over. Loom leaves it out as
+/// `lap`.
+#[inline(always)]
+pub(crate) fn fence_before_overwriting() {
+    #[cfg(not(loom))]
+    core::sync::atomic::fence(Ordering::Release);
+    #[cfg(loom)]
+    if !weakened("lap") {
+        loom::sync::atomic::fence(Ordering::Release);
+    }
+}
+
+/// `[keep]` The consumer's fence, between its loads of the data and its load of `kept`. Loom leaves it out as
+/// `overrun`.
+#[inline(always)]
+pub(crate) fn fence_after_reading() {
+    #[cfg(not(loom))]
+    core::sync::atomic::fence(Ordering::Acquire);
+    #[cfg(loom)]
+    if !weakened("overrun") {
+        loom::sync::atomic::fence(Ordering::Acquire);
     }
 }
 

@@ -114,7 +114,7 @@ pub(crate) struct RingNote {
 }
 
 impl RingNote {
-    fn new() -> RingNote {
+    pub(crate) fn new() -> RingNote {
         RingNote { processor: AtomicU32::new(0), _zero: [0; 4], at_ns: AtomicU64::new(0) }
     }
 

@@ -2,12 +2,14 @@
 //! no dependencies; it makes no system call and never waits.
 //!
 //! `spec/layout.md` defines the bytes, `spec/protocol.md` the steps of each side. The synchronisation edges
-//! (`[publish]`, `[release]`, `[sleep]`, `[close]`, `[fenced]`) have the same names there, in the code and in the
-//! tests.
+//! (`[publish]`, `[release]`, `[sleep]`, `[close]`, `[fenced]`, `[keep]`) have the same names there, in the code and in
+//! the tests.
 //!
 //! - [`Producer`] reserves, commits or aborts; [`Consumer`] peeks, releases, holds.
 //! - [`Sleeper`] and [`Waker`] are the two ends of a sleep: a side arms its sleeper before it sleeps, and the peer's
 //!   waker returns after each publication whether to ring.
+//! - [`BroadcastProducer`] and [`BroadcastConsumer`] are the sides of a lane with up to 64 consumers, each with a
+//!   cursor and a policy of its own (`spec/broadcast.md`).
 //! - Each side loads a word of its peer once, checks the copy against its own bounds, and uses only the copy. A
 //!   violation is [`LaneError::Corrupt`], never an access out of bounds.
 //!
@@ -18,6 +20,7 @@
 
 extern crate alloc;
 
+mod broadcast;
 mod consumer;
 mod edges;
 mod error;
@@ -29,6 +32,11 @@ mod memory;
 mod producer;
 mod sleep;
 
+pub use broadcast::{
+    BROADCAST_SIGNATURE, BROADCAST_TEXT, BroadcastConsumer, BroadcastMemory, BroadcastPage, BroadcastProducer,
+    CURSORS_MAX, Copied, CursorLoss, CursorPage, Holder, Joined, MAGIC_BROADCAST, MAGIC_CURSOR, Policy, StartFrom,
+    seq_of,
+};
 pub use consumer::{Chunk, Consumer, Cursor, Record, Scan, Ticket, find_end, scan, truncate};
 #[doc(hidden)]
 pub use edges::failpoint;

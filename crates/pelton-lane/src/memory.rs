@@ -192,6 +192,33 @@ impl Data {
     }
 }
 
+/// Copies that another side may race with: whole words, each by one atomic access. A broadcast lane uses them for
+/// consumers that may lag. The offset is a multiple of 8, and the padding behind a payload belongs to its record.
+impl Data {
+    /// Copies `source` into the lane, and zeros into the rest of its last word.
+    pub(crate) fn copy_in_racing(&self, offset: u64, source: &[u8]) {
+        for (i, chunk) in source.chunks(8).enumerate() {
+            let mut bytes = [0; 8];
+            bytes[..chunk.len()].copy_from_slice(chunk);
+            // Relaxed: the record's header publishes it [publish]; `kept` guards a consumer that lags [keep].
+            let word = u64::from_le_bytes(bytes);
+            self.header(offset + 8 * i as u64).store(word, core::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
+    /// Replaces the content of `target` by `bytes` bytes of the lane. The caller has checked that they fit.
+    pub(crate) fn copy_out_racing(&self, offset: u64, bytes: u64, target: &mut alloc::vec::Vec<u8>) {
+        target.clear();
+        target.reserve((bytes as usize).next_multiple_of(8));
+        for at in (offset..offset + bytes).step_by(8) {
+            // Relaxed: as above.
+            let word = self.header(at).load(core::sync::atomic::Ordering::Relaxed);
+            target.extend_from_slice(&word.to_le_bytes());
+        }
+        target.truncate(bytes as usize);
+    }
+}
+
 impl Data {
     /// Bytes of data.
     #[inline(always)]

@@ -493,6 +493,24 @@ impl Producer {
         }
     }
 
+    /// Whether a message of `bytes`, with a generation mark, fits at the tail, inside the window and by the head as
+    /// last loaded.
+    pub(crate) fn fits_in_window(&self, bytes: u64) -> bool {
+        let need = 8 + record_bytes(bytes) + 8;
+        let end = if self.tail >= self.head.offset { self.bound } else { self.head.offset.min(self.bound) };
+        self.tail + need <= end.min(self.window)
+    }
+
+    /// Makes the fast path end at most `bytes` after the tail.
+    pub(crate) fn shorten_fast_path(&mut self, bytes: u64) {
+        self.limit = self.limit.min(self.tail + bytes);
+    }
+
+    /// The sleeper of this producer.
+    pub(crate) fn sleeper(&mut self) -> &mut Sleeper {
+        &mut self.sleeper
+    }
+
     /// Returns `offset` if `need` bytes there have memory behind them.
     fn check_backed(&mut self, offset: u64, need: u64) -> Result<Option<u64>, LaneError> {
         if offset + need > self.backed {
@@ -554,6 +572,19 @@ impl Producer {
         failpoint("copy: before");
         self.data().copy_in(space.offset + skip, payload);
         failpoint("copy: after");
+    }
+
+    /// As [`Producer::copy_in`], for a broadcast lane: a consumer that lags may read the space at the same time.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn copy_in_racing(&mut self, space: ReservedSpace, payload: &[u8]) {
+        assert!(payload.len() as u64 <= space.bytes && space.offset + space.bytes <= self.capacity);
+        failpoint("copy racing: before");
+        self.data().copy_in_racing(space.offset, payload);
+        // Under loom, the payload of a consumer that reads in place is in another cell.
+        #[cfg(loom)]
+        self.data().copy_in(space.offset, payload);
+        failpoint("copy racing: after");
     }
 
     /// The address of the reserved space, for writing in place until commit.
@@ -846,7 +877,7 @@ impl Producer {
 
     /// Whether the lane has space for a message of `bytes` and its marks. If only the message without marks fits, this
     /// returns false. No wake-up is lost: the consumer rings at a release, and an empty lane has space for both.
-    fn has_space(&mut self, bytes: u64) -> bool {
+    pub(crate) fn has_space(&mut self, bytes: u64) -> bool {
         let marks = if self.is_traced { 16 + TRACE_MARK_BYTES } else { 16 };
         let found = self.find_space(marks + record_bytes(bytes.min(self.bytes_max)) + 8);
         // The reservation reports `Unbacked`.

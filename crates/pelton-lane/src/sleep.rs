@@ -20,10 +20,10 @@ use crate::memory::field;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
-const ARMED: u64 = 1;
-const UNBARRIERED: u64 = 2;
-const CLOSED: u64 = 4;
-const FLAGS: u64 = ARMED | UNBARRIERED | CLOSED;
+pub(crate) const ARMED: u64 = 1;
+pub(crate) const UNBARRIERED: u64 = 2;
+pub(crate) const CLOSED: u64 = 4;
+pub(crate) const FLAGS: u64 = ARMED | UNBARRIERED | CLOSED;
 const EPOCH: u64 = 8;
 
 /// The side that may sleep. Nothing else writes its sleep word.

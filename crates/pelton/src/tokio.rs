@@ -29,7 +29,7 @@ pub use service::{AsyncRequest, AsyncResponder, AsyncService};
 pub use stream::{MessageSink, MessageStream};
 
 use crate::raw::Record;
-use crate::{Deadline, Error, Message, Opening, Options, Receiver, Result, Sender, Sent};
+use crate::{Deadline, Error, Message, Opening, Options, Receiver, Result, Sender, Sent, Traceparent};
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
 
@@ -233,6 +233,19 @@ impl AsyncSender {
         // A receiver that is always faster must not keep this task's thread from the others.
         ::tokio::task::coop::consume_budget().await;
         while self.0.get_mut().try_send(payload)? != Sent::Sent {
+            self.ready(payload.len()).await?;
+        }
+        Ok(())
+    }
+
+    /// As [`AsyncSender::send`], for a receiver that reads [`Message::traceparent`]: see [`Sender::send_traced`]. On a
+    /// channel without [`Options::traced`] the message goes without its traceparent.
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    pub async fn send_traced(&mut self, payload: &[u8], traceparent: Traceparent) -> Result<()> {
+        ::tokio::task::coop::consume_budget().await;
+        while self.0.get_mut().send_traced(payload, traceparent, Deadline::Now)? != Sent::Sent {
             self.ready(payload.len()).await?;
         }
         Ok(())

@@ -13,7 +13,7 @@ use pelton_bench::{
     parameters::Job,
     workloads::{
         batches::{ReceivingBatches, SendingBatches},
-        threads::{InProcess, batches, one_by_one},
+        threads::{batches, one_by_one},
     },
 };
 use pelton_bench_peers::{HELD, program, ring_bytes, with_size};
@@ -23,22 +23,9 @@ fn main() -> ExitCode {
 }
 
 fn run<const SIZE: usize>(job: &Job) -> Result<()> {
-    match job.system.as_str() {
-        "rtrb-chunks" => batches::<Rtrb<SIZE>>(job),
-        _ => one_by_one::<Rtrb<SIZE>>(job),
-    }
-}
-
-struct Rtrb<const SIZE: usize>;
-
-impl<const SIZE: usize> InProcess for Rtrb<SIZE> {
-    type Sending = Producer<SIZE>;
-    type Receiving = Consumer<SIZE>;
-
-    fn pair(job: &Job) -> Result<(Producer<SIZE>, Consumer<SIZE>)> {
-        let (producer, consumer) = rtrb::RingBuffer::new(ring_bytes(job, HELD) as usize / SIZE);
-        Ok((Producer(producer), Consumer(consumer)))
-    }
+    let (producer, consumer) = rtrb::RingBuffer::<[u8; SIZE]>::new(ring_bytes(job, HELD) as usize / SIZE);
+    let endpoints = (Producer(producer), Consumer(consumer));
+    if job.system == "rtrb-chunks" { batches(job, endpoints) } else { one_by_one(job, endpoints) }
 }
 
 struct Producer<const SIZE: usize>(rtrb::Producer<[u8; SIZE]>);

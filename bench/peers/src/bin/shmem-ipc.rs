@@ -22,7 +22,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow};
 use pelton_bench::{
-    endpoints::{Receiving, Sending, Transport},
+    endpoints::{Receiving, Sending, THERE, Transport},
     parameters::Job,
     workloads::{
         self,
@@ -41,10 +41,10 @@ fn main() -> ExitCode {
 }
 
 fn part<const SIZE: usize>(job: &Job) -> Result<()> {
-    match job.workload.as_str() {
-        "stream" => batches::part::<Shmem<SIZE>>(job),
-        _ => workloads::part::<Shmem<SIZE>>(job),
+    if job.workload != "stream" {
+        return workloads::part::<Shmem<SIZE>>(job);
     }
+    batches::part(job, |job| Shmem::<SIZE>::sending(job, THERE), |job| Shmem::<SIZE>::receiving(job, THERE))
 }
 
 struct Shmem<const SIZE: usize>;

@@ -25,7 +25,7 @@ use anyhow::{Result, ensure};
 use super::{Apart, Backoff};
 use crate::{
     parameters::Job,
-    workloads::append::{AppendSystem, Appender, BUFFER, HEADER, Opened, Sink, header, record_bytes},
+    workloads::append::{Appender, BUFFER, HEADER, Opened, Sink, header, record_bytes},
 };
 
 /// How many buffers alternate. Measured: with one, two and eight threads are a twentieth slower, and one thread a
@@ -90,30 +90,27 @@ impl Bump {
     }
 }
 
-impl AppendSystem for Bump {
-    type Appender = BumpAppender;
-
-    fn open(job: &Job, _count: u64, sink: Arc<dyn Sink>) -> Result<Opened<BumpAppender>> {
-        let record = record_bytes(job.sizes.max as usize);
-        ensure!(record <= BUFFER, "a record has {record} bytes, wanted at most {BUFFER}");
-        let buffer = |_| Buffer { tail: Apart::default(), bytes: UnsafeCell::new(vec![1; BUFFER].into_boxed_slice()) };
-        let bump = Arc::new(Bump {
-            buffers: std::array::from_fn(buffer),
-            epoch: Apart::default(),
-            flushed: Apart::default(),
-            writing: (0..job.threads).map(|_| Apart(AtomicU64::new(NONE))).collect(),
-            sink,
-            record,
-        });
-        let appender = |thread| BumpAppender { bump: bump.clone(), thread };
-        let appenders = (0..job.threads as usize).map(appender).collect();
-        let finish = move || {
-            let buffer = &bump.buffers[(bump.epoch.0.load(Ordering::Acquire) % BUFFERS) as usize];
-            bump.flush(buffer, buffer.tail.0.load(Ordering::Acquire));
-            Ok(())
-        };
-        Ok(Opened { appenders, consumer: None, finish: Some(Box::new(finish)), read_back: None })
-    }
+/// Opens it.
+pub fn open(job: &Job, _count: u64, sink: Arc<dyn Sink>) -> Result<Opened<BumpAppender>> {
+    let record = record_bytes(job.sizes.max as usize);
+    ensure!(record <= BUFFER, "a record has {record} bytes, wanted at most {BUFFER}");
+    let buffer = |_| Buffer { tail: Apart::default(), bytes: UnsafeCell::new(vec![1; BUFFER].into_boxed_slice()) };
+    let bump = Arc::new(Bump {
+        buffers: std::array::from_fn(buffer),
+        epoch: Apart::default(),
+        flushed: Apart::default(),
+        writing: (0..job.threads).map(|_| Apart(AtomicU64::new(NONE))).collect(),
+        sink,
+        record,
+    });
+    let appender = |thread| BumpAppender { bump: bump.clone(), thread };
+    let appenders = (0..job.threads as usize).map(appender).collect();
+    let finish = move || {
+        let buffer = &bump.buffers[(bump.epoch.0.load(Ordering::Acquire) % BUFFERS) as usize];
+        bump.flush(buffer, buffer.tail.0.load(Ordering::Acquire));
+        Ok(())
+    };
+    Ok(Opened { appenders, consumer: None, finish: Some(Box::new(finish)), read_back: None })
 }
 
 pub struct BumpAppender {

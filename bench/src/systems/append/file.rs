@@ -12,10 +12,13 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use pelton::{Chunk, LaneId, RecordFile, RecordReader};
 
-use super::{MutexVec, pelton::open};
+use super::{
+    mutex_vec::{self, MutexVec},
+    pelton::open_with,
+};
 use crate::{
     parameters::Job,
-    workloads::append::{AppendSystem, BUFFER, Opened, Sink, record_bytes},
+    workloads::append::{BUFFER, Opened, Sink, record_bytes},
 };
 
 /// In the run's directory, which is in that of `--file`.
@@ -24,25 +27,19 @@ fn path(job: &Job) -> PathBuf {
 }
 
 /// pelton's appenders, with `pelton::RecordFile` as their sink.
-pub struct PeltonFile;
-
-impl AppendSystem for PeltonFile {
-    type Appender = pelton::Appender;
-
-    fn open(job: &Job, _count: u64, sink: Arc<dyn Sink>) -> Result<Opened<pelton::Appender>> {
-        let (path, size) = (path(job), job.sizes.max as usize);
-        let opened = open(job, Unsynced(RecordFile::open(&path)?))?;
-        let read_back = move || {
-            let mut reader = RecordReader::open(&path)?;
-            while let Some(chunk) = reader.next_chunk()? {
-                let found = chunk.records().map(|record| record.payload().len()).find(|bytes| *bytes != size);
-                ensure!(found.is_none(), "a record has {found:?} bytes, wanted {size}");
-                sink.take(chunk.bytes(), chunk.message_count().into());
-            }
-            remove(&path)
-        };
-        Ok(Opened { read_back: Some(Box::new(read_back)), ..opened })
-    }
+pub fn open_records(job: &Job, _count: u64, sink: Arc<dyn Sink>) -> Result<Opened<pelton::Appender>> {
+    let (path, size) = (path(job), job.sizes.max as usize);
+    let opened = open_with(job, Unsynced(RecordFile::open(&path)?))?;
+    let read_back = move || {
+        let mut reader = RecordReader::open(&path)?;
+        while let Some(chunk) = reader.next_chunk()? {
+            let found = chunk.records().map(|record| record.payload().len()).find(|bytes| *bytes != size);
+            ensure!(found.is_none(), "a record has {found:?} bytes, wanted {size}");
+            sink.take(chunk.bytes(), chunk.message_count().into());
+        }
+        remove(&path)
+    };
+    Ok(Opened { read_back: Some(Box::new(read_back)), ..opened })
 }
 
 /// Appenders that end sync their sink; but a disk's time must not be in the figures.
@@ -67,32 +64,26 @@ impl pelton::Sink for Unsynced {
 }
 
 /// One buffer behind a lock, given to write(2) when it is full.
-pub struct Write;
-
-impl AppendSystem for Write {
-    type Appender = Arc<MutexVec>;
-
-    fn open(job: &Job, count: u64, sink: Arc<dyn Sink>) -> Result<Opened<Arc<MutexVec>>> {
-        let (path, record) = (path(job), record_bytes(job.sizes.max as usize));
-        let file = File::create_new(&path).with_context(|| format!("making {}", path.display()))?;
-        let written = Arc::new(Written { file, failed: OnceLock::new() });
-        let opened = MutexVec::open(job, count, written.clone())?;
-        // The file is closed with the last buffer's writing, as pelton's is.
-        let finish = move || {
-            opened.finish.map_or(Ok(()), |finish| finish())?;
-            written.failed.get().map_or(Ok(()), |error| bail!("writing to the file: {error}"))
-        };
-        let read_back = move || {
-            let mut file = BufReader::with_capacity(BUFFER, File::open(&path)?);
-            let mut bytes = vec![0; record];
-            while !file.fill_buf()?.is_empty() {
-                file.read_exact(&mut bytes).context("reading the last record")?;
-                sink.take(&bytes, 1);
-            }
-            remove(&path)
-        };
-        Ok(Opened { finish: Some(Box::new(finish)), read_back: Some(Box::new(read_back)), ..opened })
-    }
+pub fn open_plain(job: &Job, count: u64, sink: Arc<dyn Sink>) -> Result<Opened<Arc<MutexVec>>> {
+    let (path, record) = (path(job), record_bytes(job.sizes.max as usize));
+    let file = File::create_new(&path).with_context(|| format!("making {}", path.display()))?;
+    let written = Arc::new(Written { file, failed: OnceLock::new() });
+    let opened = mutex_vec::open(job, count, written.clone())?;
+    // The file is closed with the last buffer's writing, as pelton's is.
+    let finish = move || {
+        opened.finish.map_or(Ok(()), |finish| finish())?;
+        written.failed.get().map_or(Ok(()), |error| bail!("writing to the file: {error}"))
+    };
+    let read_back = move || {
+        let mut file = BufReader::with_capacity(BUFFER, File::open(&path)?);
+        let mut bytes = vec![0; record];
+        while !file.fill_buf()?.is_empty() {
+            file.read_exact(&mut bytes).context("reading the last record")?;
+            sink.take(&bytes, 1);
+        }
+        remove(&path)
+    };
+    Ok(Opened { finish: Some(Box::new(finish)), read_back: Some(Box::new(read_back)), ..opened })
 }
 
 /// A file, and the error that kept it incomplete.

@@ -1,21 +1,13 @@
 //! The systems that threads of one process append messages to. Each makes records of them, one behind the other in a
 //! buffer of 1 MiB, and hands full buffers to a [`Sink`].
 
-mod bump;
-mod file;
-mod mutex_vec;
-mod pelton;
-mod queues;
+pub mod bump;
+pub mod file;
+pub mod mutex_vec;
+pub mod pelton;
+pub mod queues;
 
 use std::{hint, thread};
-
-pub use self::{
-    bump::Bump,
-    file::{PeltonFile, Write},
-    mutex_vec::MutexVec,
-    pelton::Pelton,
-    queues::Queue,
-};
 
 /// Backoff of a thread that waits for another: it polls some times, and then yields the CPU, of which there may be
 /// fewer than threads.

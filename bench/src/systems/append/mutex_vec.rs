@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::{
     parameters::Job,
-    workloads::append::{AppendSystem, Appender, BUFFER, Opened, Sink, header, record_bytes},
+    workloads::append::{Appender, BUFFER, Opened, Sink, header, record_bytes},
 };
 
 pub struct MutexVec {
@@ -24,24 +24,21 @@ impl MutexVec {
     }
 }
 
-impl AppendSystem for MutexVec {
-    type Appender = Arc<MutexVec>;
-
-    fn open(job: &Job, _count: u64, sink: Arc<dyn Sink>) -> Result<Opened<Arc<MutexVec>>> {
-        let mut buffer = vec![1; BUFFER];
-        buffer.clear();
-        let record = record_bytes(job.sizes.max as usize);
-        let shared = Arc::new(MutexVec { buffer: Mutex::new(buffer), sink, record });
-        let appenders = vec![shared.clone(); job.threads as usize];
-        let finish = move || {
-            let mut buffer = shared.buffer.lock().unwrap_or_else(PoisonError::into_inner);
-            if !buffer.is_empty() {
-                shared.flush(&mut buffer);
-            }
-            Ok(())
-        };
-        Ok(Opened { appenders, consumer: None, finish: Some(Box::new(finish)), read_back: None })
-    }
+/// Opens it.
+pub fn open(job: &Job, _count: u64, sink: Arc<dyn Sink>) -> Result<Opened<Arc<MutexVec>>> {
+    let mut buffer = vec![1; BUFFER];
+    buffer.clear();
+    let record = record_bytes(job.sizes.max as usize);
+    let shared = Arc::new(MutexVec { buffer: Mutex::new(buffer), sink, record });
+    let appenders = vec![shared.clone(); job.threads as usize];
+    let finish = move || {
+        let mut buffer = shared.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        if !buffer.is_empty() {
+            shared.flush(&mut buffer);
+        }
+        Ok(())
+    };
+    Ok(Opened { appenders, consumer: None, finish: Some(Box::new(finish)), read_back: None })
 }
 
 impl Appender for Arc<MutexVec> {

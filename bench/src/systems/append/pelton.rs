@@ -7,26 +7,20 @@ use pelton::{Chunk, Options};
 
 use crate::{
     parameters::Job,
-    workloads::append::{AppendSystem, Appender, BUFFER, Opened, Sink},
+    workloads::append::{Appender, BUFFER, Opened, Sink},
 };
 
 /// By `Appenders::new`.
-pub struct Pelton;
-
-impl AppendSystem for Pelton {
-    type Appender = pelton::Appender;
-
-    fn open(job: &Job, _count: u64, sink: Arc<dyn Sink>) -> Result<Opened<pelton::Appender>> {
-        let take = move |runs: &[Chunk<'_>]| {
-            runs.iter().for_each(|run| sink.take(run.bytes(), run.message_count().into()));
-            Ok(())
-        };
-        open(job, take)
-    }
+pub fn open(job: &Job, _count: u64, sink: Arc<dyn Sink>) -> Result<Opened<pelton::Appender>> {
+    let take = move |runs: &[Chunk<'_>]| {
+        runs.iter().for_each(|run| sink.take(run.bytes(), run.message_count().into()));
+        Ok(())
+    };
+    open_with(job, take)
 }
 
 /// With any of pelton's sinks.
-pub fn open(job: &Job, sink: impl pelton::Sink + 'static) -> Result<Opened<pelton::Appender>> {
+pub fn open_with(job: &Job, sink: impl pelton::Sink + 'static) -> Result<Opened<pelton::Appender>> {
     // As the others: flushed when full and at the end, not by a timer.
     let options = Options::new().flush_bytes(BUFFER as u64).flush_interval(None).lanes(job.threads);
     let appenders = pelton::Appenders::new(&options, sink).context("making the buffers")?;

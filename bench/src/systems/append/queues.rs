@@ -1,7 +1,7 @@
 //! crossbeam's queues, of messages of 16 bytes, and one thread that moves the messages into a buffer of records, and
 //! flushes it.
 
-use std::{marker::PhantomData, sync::Arc};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use crossbeam_queue::{ArrayQueue, SegQueue};
@@ -9,7 +9,7 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 use super::{Backoff, mutex_vec::write_record};
 use crate::{
     parameters::Job,
-    workloads::append::{AppendSystem, Appender, BUFFER, Opened, Sink, record_bytes},
+    workloads::append::{Appender, BUFFER, Opened, Sink, record_bytes},
 };
 
 /// Bytes of a message here.
@@ -20,65 +20,41 @@ type Message = [u8; SIZE];
 /// are half as fast.
 const CAPACITY: usize = 1 << 16;
 
-/// The operations that both queues have.
-pub trait CrossbeamQueue: Send + Sync + 'static {
-    /// Empty.
-    fn new() -> Self;
-    /// Returns the message if the queue is full.
-    fn push(&self, message: Message) -> Result<(), Message>;
-    /// The oldest message.
-    fn pop(&self) -> Option<Message>;
+/// The bounded queue.
+pub fn bounded(job: &Job, count: u64, sink: Arc<dyn Sink>) -> Result<Opened<impl Appender + use<>>> {
+    open(job, count, sink, ArrayQueue::new(CAPACITY), ArrayQueue::push, ArrayQueue::pop)
 }
 
-impl CrossbeamQueue for ArrayQueue<Message> {
-    fn new() -> Self {
-        ArrayQueue::new(CAPACITY)
-    }
-    #[inline(always)]
-    fn push(&self, message: Message) -> Result<(), Message> {
-        ArrayQueue::push(self, message)
-    }
-    #[inline(always)]
-    fn pop(&self) -> Option<Message> {
-        ArrayQueue::pop(self)
-    }
-}
-
-impl CrossbeamQueue for SegQueue<Message> {
-    fn new() -> Self {
-        SegQueue::new()
-    }
-    #[inline(always)]
-    fn push(&self, message: Message) -> Result<(), Message> {
-        SegQueue::push(self, message);
+/// The unbounded one.
+pub fn unbounded(job: &Job, count: u64, sink: Arc<dyn Sink>) -> Result<Opened<impl Appender + use<>>> {
+    let push = |queue: &SegQueue<Message>, message| {
+        queue.push(message);
         Ok(())
-    }
-    #[inline(always)]
-    fn pop(&self) -> Option<Message> {
-        SegQueue::pop(self)
-    }
+    };
+    open(job, count, sink, SegQueue::new(), push, SegQueue::pop)
 }
 
-/// Messages by the queue `Q`.
-pub struct Queue<Q>(PhantomData<Q>);
-
-impl<Q: CrossbeamQueue> AppendSystem for Queue<Q> {
-    type Appender = QueueAppender<Q>;
-
-    fn open(job: &Job, count: u64, sink: Arc<dyn Sink>) -> Result<Opened<QueueAppender<Q>>> {
-        ensure!(job.sizes.max as usize == SIZE, "the queues' messages are of {SIZE} bytes, wanted {}", job.sizes);
-        let queue = Arc::new(Q::new());
-        let appenders = (0..job.threads).map(|_| QueueAppender(queue.clone())).collect();
-        let total = job.threads as u64 * count;
-        let consumer = move || {
-            drain(&*queue, total, &*sink);
-            Ok(())
-        };
-        Ok(Opened { appenders, consumer: Some(Box::new(consumer)), finish: None, read_back: None })
-    }
+/// `push` returns the message if the queue is full, `pop` the oldest one.
+fn open<Q: Send + Sync + 'static, F: Fn(&Q, Message) -> Result<(), Message> + Copy + Send>(
+    job: &Job,
+    count: u64,
+    sink: Arc<dyn Sink>,
+    queue: Q,
+    push: F,
+    pop: impl Fn(&Q) -> Option<Message> + Send + 'static,
+) -> Result<Opened<QueueAppender<Q, F>>> {
+    ensure!(job.sizes.max as usize == SIZE, "the queues' messages are of {SIZE} bytes, wanted {}", job.sizes);
+    let queue = Arc::new(queue);
+    let appenders = (0..job.threads).map(|_| QueueAppender { queue: queue.clone(), push }).collect();
+    let total = job.threads as u64 * count;
+    let consumer = move || {
+        drain(|| pop(&queue), total, &*sink);
+        Ok(())
+    };
+    Ok(Opened { appenders, consumer: Some(Box::new(consumer)), finish: None, read_back: None })
 }
 
-fn drain(queue: &impl CrossbeamQueue, total: u64, sink: &dyn Sink) {
+fn drain(pop: impl Fn() -> Option<Message>, total: u64, sink: &dyn Sink) {
     let mut buffer = vec![1; BUFFER];
     buffer.clear();
     let record = record_bytes(SIZE);
@@ -89,7 +65,7 @@ fn drain(queue: &impl CrossbeamQueue, total: u64, sink: &dyn Sink) {
     let mut backoff = Backoff::default();
     let mut taken = 0;
     while taken < total {
-        let Some(message) = queue.pop() else {
+        let Some(message) = pop() else {
             backoff.wait();
             continue;
         };
@@ -105,14 +81,17 @@ fn drain(queue: &impl CrossbeamQueue, total: u64, sink: &dyn Sink) {
     }
 }
 
-pub struct QueueAppender<Q>(Arc<Q>);
+struct QueueAppender<Q, F> {
+    queue: Arc<Q>,
+    push: F,
+}
 
-impl<Q: CrossbeamQueue> Appender for QueueAppender<Q> {
+impl<Q: Send + Sync, F: Fn(&Q, Message) -> Result<(), Message> + Send> Appender for QueueAppender<Q, F> {
     #[inline(always)]
     fn append(&mut self, _number: u32, payload: &[u8]) -> Result<()> {
         let mut message = Message::try_from(payload).context("a message of another size")?;
         let mut backoff = Backoff::default();
-        while let Err(back) = self.0.push(message) {
+        while let Err(back) = (self.push)(&self.queue, message) {
             message = back;
             backoff.wait();
         }

@@ -5,12 +5,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use pelton::{Client, Completion, Outcome, Request, Service};
-use rustix::event::epoll::EventFlags;
 
 use crate::{
     endpoints::CONNECT,
     measure::{self, delay},
-    parameters::{Job, Wait},
+    parameters::Job,
     systems::{pelton::lasting, wire::Watch},
     workloads::call::{Asking, Serving, Tally},
 };
@@ -30,7 +29,7 @@ impl Pelton {
     pub fn new(job: &Job) -> Result<Pelton> {
         let options = lasting(job).connect_deadline(Instant::now() + CONNECT);
         let client = Client::connect_with(&name(job), &options).context("connecting")?;
-        let watch = if job.wait == Wait::Epoll { Some(Watch::new(&client, EventFlags::IN)?) } else { None };
+        let watch = Watch::of(job.wait, &client)?;
         Ok(Pelton { client, watch, reply: Vec::with_capacity(job.sizes.max as usize) })
     }
 
@@ -106,7 +105,7 @@ impl PeltonServing<'_> {
     /// Listens. Clients connect while it serves.
     pub fn new(job: &Job) -> Result<PeltonServing<'_>> {
         let service = Service::listen_with(&name(job), &lasting(job)).context("listening")?;
-        let watch = if job.wait == Wait::Epoll { Some(Watch::new(&service, EventFlags::IN)?) } else { None };
+        let watch = Watch::of(job.wait, &service)?;
         Ok(PeltonServing { service, watch, job })
     }
 

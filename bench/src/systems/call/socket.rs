@@ -1,44 +1,35 @@
 //! Calls over a Unix stream socket, as a competent program would make them: length and payload, and one connection for
 //! each client, with as many calls in flight as the client likes.
 //!
-//! With one call at a time the two sides do the same as in a round trip. Else a client reads all bytes there are, up
-//! to 64 KiB, and never waits for free space while replies may arrive. A service does the same for each connection
-//! that epoll reports, and with one connection without epoll. Unbatched, each request and each reply is one call to
-//! send; batched, all gathered ones are.
+//! A client reads all bytes there are, up to 64 KiB, and with several calls in flight never waits for free space while
+//! replies may arrive. A service does the same for each connection that epoll reports, and with one connection without
+//! epoll. Unbatched, each request and each reply is one call to send; batched, all gathered ones are.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use rustix::{
-    buffer::spare_capacity,
-    event::{PollFd, PollFlags, Timespec, epoll, poll},
+    event::{PollFd, PollFlags, epoll::EventFlags, poll},
     io::{Errno, IoSlice},
     net::{RecvFlags, SendAncillaryBuffer, SendFlags, SocketType, recv, send, sendmsg},
 };
 
 use crate::{
-    endpoints::{Receiving, Sending, Transport},
     measure::delay,
-    parameters::{Job, Role, Wait},
+    parameters::{Job, Wait},
     systems::{
-        framed::{BATCH_BYTES, FramedReceiving, FramedSending, Frames, PREFIX_BYTES},
-        socket::{SockStream, accepted, connected},
+        framed::{BATCH_BYTES, Frames, PREFIX_BYTES},
+        many::EVENTS,
+        socket::{accepted, connected},
         wire::Watch,
     },
-    workloads::call::{Asking, Serving, Tally, ask, is_simple, serve},
+    workloads::call::{Asking, Serving, Tally, part},
 };
 
 /// One side's part.
 pub fn by_socket(job: &Job) -> Result<()> {
-    match job.role {
-        Role::Service if is_simple(job) => serve(job, SockServing::new(job)?),
-        Role::Service => serve(job, SockStreamService::new(job)?),
-        _ => ask(job, Sock::new(job)?),
-    }
+    part(job, SockClient::new, SockService::new)
 }
-
-/// Connections that one call of epoll reports.
-const EVENTS: usize = 64;
 
 /// A connection with messages in flight in both directions.
 struct Connection {
@@ -142,53 +133,27 @@ fn again(mut call: impl FnMut() -> rustix::io::Result<usize>) -> Result<Option<u
     }
 }
 
-pub enum Sock {
-    /// One call at a time.
-    Simple(FramedSending, FramedReceiving),
-    /// Many.
-    Pipelined(Pipeline),
-}
-
-/// A client's connection with many calls in flight, and how it waits.
-pub struct Pipeline {
+/// A client's connection, and how it waits.
+struct SockClient {
     connection: Connection,
     wait: Wait,
     /// Of the caller's own event loop
     watch: Option<Watch>,
 }
 
-impl Sock {
+impl SockClient {
     /// Connects; waits for the service to listen.
-    pub fn new(job: &Job) -> Result<Sock> {
-        if is_simple(job) {
-            let (sending, receiving) = SockStream::both(job)?;
-            return Ok(Sock::Simple(sending, receiving));
-        }
+    fn new(job: &Job) -> Result<SockClient> {
         let socket = connected(job, SocketType::STREAM)?;
-        let watch = match job.wait {
-            Wait::Epoll => Some(Watch::new(&socket, epoll::EventFlags::IN)?),
-            _ => None,
-        };
-        Ok(Sock::Pipelined(Pipeline { connection: Connection::new(socket, job, false), wait: job.wait, watch }))
-    }
-}
-
-impl Pipeline {
-    fn reply<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        loop {
-            let incoming = &mut self.connection.incoming;
-            if let Some(len) = incoming.whole()? {
-                let looked = inspect(incoming.message(len));
-                incoming.take(len);
-                return Ok(looked);
-            }
-            self.read_on()?;
-        }
+        let watch = Watch::of(job.wait, &socket)?;
+        // With one call at a time no reply can arrive while the client sends.
+        let blocks = job.wait == Wait::Block && job.calls.one_by_one() && job.idle == 0;
+        Ok(SockClient { connection: Connection::new(socket, job, blocks), wait: job.wait, watch })
     }
 
     /// Sends the held bytes, and waits for more to arrive.
     fn read_on(&mut self) -> Result<()> {
-        let Pipeline { connection, wait, watch } = self;
+        let SockClient { connection, wait, watch } = self;
         let all_sent = connection.outgoing.flush()?;
         // The side waits only for a reply: the one call that reads can do that.
         if all_sent && *wait == Wait::Block {
@@ -212,122 +177,72 @@ impl Pipeline {
     }
 }
 
-impl Asking for Sock {
+impl Asking for SockClient {
     #[inline]
     fn call<R>(&mut self, request: &[u8], inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        match self {
-            Sock::Simple(sending, receiving) => {
-                sending.send(request)?;
-                sending.flush()?;
-                receiving.receive(inspect)
-            }
-            Sock::Pipelined(pipeline) => {
-                while !pipeline.connection.outgoing.put(request)? {
-                    pipeline.read_on()?;
-                }
-                pipeline.reply(inspect)
-            }
+        while !self.try_ask(request)? {
+            self.read_on()?;
         }
+        self.reply(inspect)
     }
 
     #[inline]
     fn try_ask(&mut self, request: &[u8]) -> Result<bool> {
-        match self {
-            Sock::Simple(..) => bail!("there is one call at a time"),
-            Sock::Pipelined(pipeline) => pipeline.connection.outgoing.put(request),
-        }
+        self.connection.outgoing.put(request)
     }
 
     #[inline]
     fn reply<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        match self {
-            Sock::Simple(..) => bail!("there is one call at a time"),
-            Sock::Pipelined(pipeline) => pipeline.reply(inspect),
+        loop {
+            let incoming = &mut self.connection.incoming;
+            if let Some(len) = incoming.whole()? {
+                let looked = inspect(incoming.message(len));
+                incoming.take(len);
+                return Ok(looked);
+            }
+            self.read_on()?;
         }
     }
 }
 
-/// The service of a client that makes one call at a time.
-pub struct SockServing<'a> {
-    sending: FramedSending,
-    receiving: FramedReceiving,
-    job: &'a Job,
-}
-
-impl SockServing<'_> {
-    /// Listens, and waits for the client.
-    pub fn new(job: &Job) -> Result<SockServing<'_>> {
-        let (sending, receiving) = SockStream::both(job)?;
-        Ok(SockServing { sending, receiving, job })
-    }
-}
-
-impl Serving for SockServing<'_> {
-    fn serve(&mut self, count: u64) -> Result<Tally> {
-        let SockServing { sending, receiving, job } = self;
-        let mut tally = Tally::new(job);
-        let delay_ns = job.delay_us * 1000;
-        for _ in 0..count {
-            receiving.receive(|request| {
-                tally.note(request);
-                delay(delay_ns);
-                sending.send(request)?;
-                sending.flush()
-            })??;
-        }
-        Ok(tally)
-    }
-}
-
-/// The service of many clients, or of clients that make many calls at a time.
-pub struct SockStreamService<'a> {
+/// The service of all clients.
+struct SockService<'a> {
     connections: Vec<Connection>,
-    /// Of several connections, or of the caller's own loop: the epoll for reading, and the one for free space.
-    epoll: Option<OwnedFd>,
+    /// Of several connections, or of the caller's own loop: for reading, or for free space
+    watch: Option<Watch>,
     job: &'a Job,
 }
 
-impl SockStreamService<'_> {
+impl SockService<'_> {
     /// Listens, and waits for all clients.
-    pub fn new(job: &Job) -> Result<SockStreamService<'_>> {
+    fn new(job: &Job) -> Result<SockService<'_>> {
         let sockets = accepted(job, SocketType::STREAM)?;
         let alone = sockets.len() == 1 && job.wait != Wait::Epoll;
         // A client receives replies whatever it has to send, so a wait for free space is a wait for the client.
         let blocks = alone && job.wait == Wait::Block;
         let connections: Vec<_> = sockets.into_iter().map(|socket| Connection::new(socket, job, blocks)).collect();
-        let epoll = match alone {
-            true => None,
-            false => {
-                let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("making an epoll instance")?;
-                for (index, connection) in connections.iter().enumerate() {
-                    let data = epoll::EventData::new_u64(index as u64);
-                    epoll::add(&epoll, &connection.outgoing.socket, data, epoll::EventFlags::IN)
-                        .context("adding to the epoll instance")?;
-                }
-                Some(epoll)
-            }
-        };
-        Ok(SockStreamService { connections, epoll, job })
+        let all = connections.iter().map(|connection| &connection.outgoing.socket);
+        let watch = (!alone).then(|| Watch::new(all, EventFlags::IN)).transpose()?;
+        Ok(SockService { connections, watch, job })
     }
 
     /// Serves a connection once: sends the replies that did not fit before, or reads once, and replies to all complete
     /// requests.
     fn serve_once(&mut self, index: usize, tally: &mut Tally) -> Result<()> {
-        let SockStreamService { connections, epoll, job } = self;
+        let SockService { connections, watch, job } = self;
         let connection = &mut connections[index];
         let was_stuck = connection.is_stuck;
         if !was_stuck {
-            let waits = epoll.is_none() && job.wait == Wait::Block;
+            let waits = watch.is_none() && job.wait == Wait::Block;
             if !connection.read(if waits { RecvFlags::empty() } else { RecvFlags::DONTWAIT })? {
                 return Ok(());
             }
         }
         connection.is_stuck = !reply_to_all(connection, job.delay_us * 1000, tally)?;
         let is_stuck = connection.is_stuck;
-        if let Some(epoll) = epoll.as_ref().filter(|_| was_stuck != is_stuck) {
-            let flags = if is_stuck { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
-            epoll::modify(epoll, &connection.outgoing.socket, epoll::EventData::new_u64(index as u64), flags)
-                .context("changing what is waited for")?;
+        if let Some(watch) = watch.as_ref().filter(|_| was_stuck != is_stuck) {
+            let flags = if is_stuck { EventFlags::OUT } else { EventFlags::IN };
+            watch.change(index, &connection.outgoing.socket, flags)?;
         }
         Ok(())
     }
@@ -348,26 +263,21 @@ fn reply_to_all(connection: &mut Connection, delay_ns: u64, tally: &mut Tally) -
     outgoing.flush()
 }
 
-impl Serving for SockStreamService<'_> {
+impl Serving for SockService<'_> {
     fn serve(&mut self, count: u64) -> Result<Tally> {
         let mut tally = Tally::new(self.job);
         let mut events = Vec::with_capacity(EVENTS);
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let measured = self.job.senders as usize;
         // A flooding client always has more requests. The measured clients connect after it, so they are the last
         // ones.
         let first = self.connections.len() - measured;
         while tally.count < count || self.connections[first..].iter().any(|one| one.is_stuck) {
-            let Some(epoll) = &self.epoll else {
+            let Some(watch) = &self.watch else {
                 self.serve_once(0, &mut tally)?;
                 continue;
             };
             events.clear();
-            let timeout = (self.job.wait == Wait::Spin).then_some(&at_once);
-            match epoll::wait(epoll.as_fd(), spare_capacity(&mut events), timeout) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(error).context("waiting in epoll"),
-            }
+            watch.poll(&mut events, self.job.wait == Wait::Spin)?;
             for event in &events {
                 self.serve_once(event.data.u64() as usize, &mut tally)?;
             }

@@ -1,8 +1,8 @@
 //! `pelton tail`: prints the messages of a channel as they pass, without being its receiver.
 //!
-//! A tap of each lane copies what passes (`pelton::observe::Tap`, which says when a copy is whole). After each round
-//! the command sleeps so long that it uses a given part of a processor: on a fast stream it misses messages instead of
-//! slowing the sides down.
+//! A tap of each lane copies what passes (`pelton::observe::Tap`, which says when a copy is whole). Between two rounds
+//! the command sleeps so long that all it does uses a given part of a processor: on a fast stream it misses messages
+//! instead of slowing the sides down.
 
 use crate::{
     commands::stat::no_channel,
@@ -25,12 +25,12 @@ use std::{
 const SLEEP_MIN: Duration = Duration::from_millis(1);
 /// The longest one, so that the command notices new lanes and signals.
 const SLEEP_MAX: Duration = Duration::from_millis(500);
-/// How often the command searches for lanes that are new; and how many times longer than a search the interval is at
-/// least, because a search reads /proc.
+/// How often the command searches for lanes that are new, at most. A search reads /proc, so it may also take only this
+/// part of the processor time that the command may use, in percent.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
-const SEARCH_FACTOR: u32 = 500;
+const SEARCH_SHARE: u32 = 25;
 /// While nothing passes: then a successor may be what the next message comes from.
-const SEARCH_FACTOR_QUIET: u32 = 50;
+const SEARCH_SHARE_QUIET: u32 = 75;
 /// What is formatted of one message, in bytes, and the largest message in which a path is searched: JSON takes much
 /// more memory as values. `--json` prints all.
 const FORMATTED_BYTES_MAX: usize = 1 << 20;
@@ -252,8 +252,10 @@ impl TailLoop<'_> {
     fn all(&mut self) -> Result<(), Failure> {
         let mut search_due = Instant::now() + SEARCH_INTERVAL;
         let mut is_quiet = true;
+        // The processor time that sleeps account for: all of it, also that of searches and of the sleeps themselves.
+        let mut accounted = processor_time();
+        let mut owed = Duration::ZERO;
         loop {
-            let before = processor_time();
             let mut has_more = false;
             for index in 0..self.taps.len() {
                 has_more |= self.round(index)?;
@@ -263,19 +265,23 @@ impl TailLoop<'_> {
             if self.args.count.is_some_and(|count| self.shown >= count) {
                 return Ok(());
             }
-            let used = processor_time().saturating_sub(before);
-            let sleep = (used * (100 - self.args.load) / self.args.load).clamp(SLEEP_MIN, SLEEP_MAX);
+            let used = processor_time();
+            owed += (used - accounted) * (100 - self.args.load) / self.args.load;
+            accounted = used;
             if self.args.load < 100 || !has_more {
-                self.signals.poll([], Some(sleep))?;
+                let before = Instant::now();
+                self.signals.poll([], Some(owed.clamp(SLEEP_MIN, SLEEP_MAX)))?;
+                owed = owed.saturating_sub(before.elapsed());
             }
             self.signals.check()?;
             if search_due <= Instant::now() || self.taps.iter().any(|one| one.fault.is_some()) {
-                let before = Instant::now();
+                let before = processor_time();
                 if !self.search(true)? && !has_more {
                     return Ok(());
                 }
-                let factor = if is_quiet { SEARCH_FACTOR_QUIET } else { SEARCH_FACTOR };
-                search_due = Instant::now() + SEARCH_INTERVAL.max(before.elapsed() * factor);
+                let share = self.args.load * if is_quiet { SEARCH_SHARE_QUIET } else { SEARCH_SHARE };
+                let interval = processor_time().saturating_sub(before) * 10_000 / share;
+                search_due = Instant::now() + SEARCH_INTERVAL.max(interval);
                 is_quiet = true;
             }
         }

@@ -182,7 +182,27 @@ fn prometheus_scrapes_it_and_its_rules_and_dashboard_use_what_is_there() {
     assert!(of_place.iter().all(|count| *count > 1), "labels found by each of the places: {of_place:?}");
     let text = std::fs::read_to_string(format!("{METRICS}pelton.dashboard.json")).unwrap();
     let dashboard: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert!(dashboard["panels"].as_array().unwrap().len() >= 8);
+    let panels = dashboard["panels"].as_array().unwrap();
+    assert!(panels.len() >= 8);
+    let mut expressions = Vec::new();
+    for (index, panel) in panels.iter().enumerate() {
+        let datasource = serde_json::json!({"type": "prometheus", "uid": "${datasource}"});
+        assert_eq!(panel["datasource"], datasource, "{panel}");
+        let place = |panel: &serde_json::Value| ["x", "y", "w", "h"].map(|of| panel["gridPos"][of].as_u64().unwrap());
+        let [x, y, w, h] = place(panel);
+        assert!(w > 0 && h > 0 && x + w <= 24, "{panel}");
+        for other in &panels[..index] {
+            let [left, top, width, height] = place(other);
+            let is_apart = x >= left + width || left >= x + w || y >= top + height || top >= y + h;
+            assert!(is_apart && panel["id"] != other["id"] && panel["title"] != other["title"], "{panel} {other}");
+        }
+        let mut references = BTreeSet::new();
+        for target in panel["targets"].as_array().unwrap() {
+            assert!(references.insert(target["refId"].as_str().unwrap()), "{panel}");
+            assert_eq!(target["datasource"], datasource, "{panel}");
+            expressions.push(target["expr"].as_str().unwrap());
+        }
+    }
     if !has("promtool") || !has("prometheus") {
         return;
     }
@@ -227,6 +247,20 @@ fn prometheus_scrapes_it_and_its_rules_and_dashboard_use_what_is_there() {
     assert_eq!(up["data"]["result"][0]["value"][1], "1", "{up}");
     let types = query("/api/v1/metadata?metric=pelton_sent_messages").unwrap();
     assert_eq!(types["data"]["pelton_sent_messages"][0]["type"], "counter", "{types}");
+    // Each of the dashboard's expressions finds something, with its variables as for all machines and channels. That
+    // of channels which are not well finds the one that nobody reads.
+    for expression in expressions {
+        let all = expression.replace("$instance", ".*").replace("$channel", ".*").replace("$__rate_interval", "1m");
+        assert!(!all.contains('$'), "a variable that the dashboard does not define: {expression}");
+        let encoded: String = all.bytes().map(|byte| format!("%{byte:02x}")).collect();
+        let mut found = serde_json::Value::Null;
+        // A rate needs two scrapes.
+        eventually(&format!("Prometheus evaluates {expression}"), || {
+            found = query(&format!("/api/v1/query?query={encoded}")).unwrap_or_default();
+            assert!(found.is_null() || found["status"] == "success", "{expression}: {found}");
+            found["data"]["result"].as_array().is_some_and(|result| !result.is_empty())
+        });
+    }
     let rules = query("/api/v1/rules").unwrap();
     assert_eq!(rules["data"]["groups"][0]["rules"].as_array().map(Vec::len), Some(8), "{rules}");
     prometheus.signal(Signal::TERM);

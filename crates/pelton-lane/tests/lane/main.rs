@@ -3,6 +3,8 @@
 //! cargo-mutants.
 #![cfg(not(loom))]
 
+mod broadcast;
+mod broadcast_threads;
 mod chunks;
 mod fixture;
 mod hostile;

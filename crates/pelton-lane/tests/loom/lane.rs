@@ -67,18 +67,18 @@ impl Drop for Pages {
 }
 
 /// A doorbell, as an eventfd is: it stores a ring until the sleeper drains it.
-struct Doorbell(Mutex<bool>, Condvar);
+pub struct Doorbell(Mutex<bool>, Condvar);
 
 impl Doorbell {
-    fn new() -> Arc<Doorbell> {
+    pub fn new() -> Arc<Doorbell> {
         Arc::new(Doorbell(Mutex::new(false), Condvar::new()))
     }
-    fn ring(&self) {
+    pub fn ring(&self) {
         *self.0.lock().unwrap() = true;
         self.1.notify_one();
     }
     /// Sleeps until rung. Loom reports a missing ring as a deadlock.
-    fn wait(&self) {
+    pub fn wait(&self) {
         let mut rung = self.0.lock().unwrap();
         while !*rung {
             rung = self.1.wait(rung).unwrap();
@@ -88,7 +88,7 @@ impl Doorbell {
 }
 
 /// The sleeper's half of the barrier: `membarrier`, or a full fence without it. Under loom both are a fence.
-fn heavy() {
+pub fn heavy() {
     if std::env::var("PELTON_WEAKEN").as_deref() != Ok("heavy") {
         fence(SeqCst);
     }
@@ -108,13 +108,13 @@ fn receive(consumer: &mut Consumer, expected: &[u8]) -> Option<bool> {
     Some(consumer.release(&record) == Wake::Ring)
 }
 
-fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
+pub fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     model_membarrier(false);
     check(preemptions, f);
 }
 
 /// A model with a sleeper. It uses `membarrier` if both sides have it; otherwise only the waker's own fence orders.
-fn sleep_model(preemptions: usize, membarrier: bool, f: impl Fn() + Sync + Send + 'static) {
+pub fn sleep_model(preemptions: usize, membarrier: bool, f: impl Fn() + Sync + Send + 'static) {
     model_membarrier(membarrier);
     check(preemptions, f);
 }

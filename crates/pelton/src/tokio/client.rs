@@ -3,7 +3,7 @@
 //! while it waits for something else.
 
 use crate::raw::{Inbox, StoredCompletion};
-use crate::{Armed, CallId, Client, Error, Opening, Options, Outcome, Result, Sent};
+use crate::{Armed, CallId, Client, Deadline, Error, Opening, Options, Outcome, Result, Sent, Traceparent};
 use ::tokio::io::unix::AsyncFd;
 use pelton_os::locked;
 use std::collections::BTreeMap;
@@ -364,7 +364,7 @@ impl AsyncClient {
     /// # Errors
     /// As [`Client::try_submit`].
     pub async fn submit(&self, request: &[u8]) -> Result<AsyncCall> {
-        self.submitted(request, false, None).await
+        self.submitted(|client| client.try_submit(request), false).await
     }
 
     /// As [`AsyncClient::submit`], with a deadline that the service sees: it need not reply after it. Here nothing ends
@@ -394,7 +394,7 @@ impl AsyncClient {
     /// # Errors
     /// As [`AsyncClient::submit`].
     pub async fn submit_by(&self, request: &[u8], deadline: Instant) -> Result<AsyncCall> {
-        self.submitted(request, false, Some(deadline)).await
+        self.submitted(|client| client.try_submit_by(request, deadline), false).await
     }
 
     /// As [`AsyncClient::submit`], of a call that may be executed more than once, as [`Client::mark_idempotent`] says.
@@ -403,16 +403,58 @@ impl AsyncClient {
     /// # Errors
     /// As [`AsyncClient::submit`].
     pub async fn submit_idempotent(&self, request: &[u8]) -> Result<AsyncCall> {
-        self.submitted(request, true, None).await
+        self.submitted(|client| client.try_submit(request), true).await
     }
 
-    async fn submitted(&self, request: &[u8], is_idempotent: bool, deadline: Option<Instant>) -> Result<AsyncCall> {
+    /// As [`AsyncClient::submit`], with the span of which the call is a part, for [`AsyncResponder::traceparent`] and
+    /// [`Request::traceparent`]. A service of an earlier version gets the request without it. A deadline is that of
+    /// [`AsyncClient::submit_by`]: [`Deadline::Never`] for none.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// # ::tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap().block_on(async {
+    /// # let name = format!("unix:{}/async-traced-doc-{}", std::env::temp_dir().display(), std::process::id());
+    /// # let mut service = pelton::Service::listen(&name)?;
+    /// # let stopper = service.stopper();
+    /// # let serving = std::thread::spawn(move || {
+    /// #     service.run(1, |request| {
+    /// #         let span = request.traceparent().map_or(String::new(), |span| span.to_string());
+    /// #         _ = request.reply(span.as_bytes());
+    /// #     })
+    /// # });
+    /// let client = pelton::tokio::AsyncClient::new(pelton::Client::connect(&name)?)?;
+    /// let text = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    /// let span = pelton::Traceparent::parse(text).unwrap();
+    /// let mut call = client.submit_traced(b"now", span, pelton::Deadline::Never).await?;
+    /// assert_eq!(call.next().await?.unwrap().ok()?.as_ref(), text.as_bytes());
+    /// # stopper.stop();
+    /// # serving.join().unwrap()
+    /// # })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`AsyncClient::submit`].
+    ///
+    /// [`AsyncResponder::traceparent`]: super::AsyncResponder::traceparent
+    /// [`Request::traceparent`]: crate::Request::traceparent
+    pub async fn submit_traced(
+        &self,
+        request: &[u8],
+        traceparent: Traceparent,
+        deadline: impl Into<Deadline>,
+    ) -> Result<AsyncCall> {
+        let deadline = deadline.into();
+        self.submitted(|client| client.try_submit_traced_by(request, traceparent, deadline), false).await
+    }
+
+    async fn submitted(
+        &self,
+        mut submit: impl FnMut(&mut Client) -> Result<Option<CallId>>,
+        is_idempotent: bool,
+    ) -> Result<AsyncCall> {
         let attempt = |state: &mut State| {
-            let submitted = match deadline {
-                None => state.client.try_submit(request)?,
-                Some(deadline) => state.client.try_submit_by(request, deadline)?,
-            };
-            let Some(call) = submitted else { return Ok(None) };
+            let Some(call) = submit(&mut state.client)? else { return Ok(None) };
             if is_idempotent {
                 state.client.mark_idempotent(call)?;
             }

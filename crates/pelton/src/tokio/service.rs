@@ -7,7 +7,7 @@
 //! the service is notified, which rings the driver; the driver arms, finds space then or later, and wakes all wakers.
 
 use super::stream::poll_rung;
-use crate::{Error, Peer, Request, Responder, Result, Sent, Service, Stopper};
+use crate::{Error, Peer, Request, Responder, Result, Sent, Service, Stopper, Traceparent};
 use ::tokio::io::unix::AsyncFd;
 use ::tokio::task::JoinSet;
 use pelton_channel::raw::Polled;
@@ -468,6 +468,13 @@ impl AsyncResponder {
     /// As [`Responder::deadline`].
     pub fn deadline(&self) -> Option<Instant> {
         self.responder.deadline()
+    }
+
+    /// As [`Responder::traceparent`].
+    ///
+    /// [`Responder::traceparent`]: crate::BorrowedResponder::traceparent
+    pub fn traceparent(&self) -> Option<Traceparent> {
+        self.responder.traceparent()
     }
 
     /// As [`Responder::peer`].

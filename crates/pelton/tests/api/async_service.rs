@@ -2,13 +2,13 @@
 
 use crate::support::{TestDir, deadline};
 use pelton::tokio::{AsyncClient, AsyncService};
-use pelton::{Client, Error, Options, Outcome, Sent, Service};
+use pelton::{Client, Deadline, Error, Options, Outcome, Sent, Service, Traceparent};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn run<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -75,6 +75,44 @@ fn requests_of_several_clients_are_answered_by_tasks_of_which_no_more_run_than_a
         let (service, done) = serving.await.unwrap();
         done.unwrap();
         assert!(matches!(service.into_inner().try_receive(), Err(Error::Closed { .. })));
+    });
+}
+
+#[test]
+fn calls_of_many_tasks_arrive_with_their_own_traceparent_and_deadline_or_none() {
+    run(async {
+        let place = TestDir::new("async service, traced");
+        let mut service = service(&place);
+        let stopper = service.stopper();
+        let serving = tokio::spawn(async move {
+            let handler = |request: pelton::tokio::AsyncRequest| async move {
+                let responder = request.responder();
+                let (span, has_deadline) = (responder.traceparent(), responder.deadline().is_some());
+                let text = format!("{} {has_deadline}", span.map_or(String::new(), |span| span.to_string()));
+                request.reply(text.as_bytes()).unwrap();
+            };
+            service.run(5, handler).await
+        });
+        let client = client(&place).await;
+        // More bytes than the lane has.
+        let call = |n: u128, deadline: Deadline| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                let text = format!("00-{:032x}-{:016x}-01 {}", n + 1, n + 1, deadline != Deadline::Never);
+                let span = Traceparent::parse(&text[..55]).unwrap();
+                let mut call = client.submit_traced(&[7; 1000], span, deadline).await.unwrap();
+                let reply = call.next().await.unwrap().unwrap().ok().unwrap();
+                assert_eq!(str::from_utf8(reply.as_ref()), Ok(&*text));
+            })
+        };
+        let later = Deadline::from(Instant::now() + Duration::from_secs(3600));
+        let tasks: Vec<_> = (0..300).map(|n| call(n, if n % 2 == 0 { Deadline::Never } else { later })).collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert_eq!(client.call(b"").await.unwrap().as_ref(), b" false");
+        stopper.stop();
+        serving.await.unwrap().unwrap();
     });
 }
 

@@ -4,7 +4,7 @@
 use crate::support::TestDir;
 use pelton::file::{EngineOptions, File, Open, Operation};
 use pelton::tokio::{AsyncClient, AsyncEngine, AsyncReceiver, AsyncSender, AsyncService};
-use pelton::{Error, Options, Outcome};
+use pelton::{Deadline, Error, Options, Outcome, Traceparent};
 use std::future::Future;
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
@@ -40,6 +40,34 @@ fn both_sides_sleep_and_wake_and_lose_nothing() {
                 assert_eq!(message.len(), 8 * (n as usize % 60 + 1));
             }
             assert!(receiver.receive().await.unwrap_err().is_closed());
+        };
+        tokio::join!(sending, receiving);
+    });
+}
+
+fn traceparent(n: u32) -> Traceparent {
+    Traceparent::parse(&format!("00-{:032x}-{:016x}-01", n + 1, n + 1)).unwrap()
+}
+
+#[test]
+fn a_message_has_the_traceparent_with_which_a_task_sent_it() {
+    run(async {
+        let (sender, receiver) = Options::new().capacity(64 * 1024).traced(true).threads().unwrap();
+        let (mut sender, mut receiver) = (AsyncSender::new(sender).unwrap(), AsyncReceiver::new(receiver).unwrap());
+        let sending = async {
+            for n in 0..10_000u32 {
+                match n % 3 {
+                    0 => sender.send(&n.to_le_bytes()).await.unwrap(),
+                    _ => sender.send_traced(&n.to_le_bytes(), traceparent(n)).await.unwrap(),
+                }
+            }
+        };
+        let receiving = async {
+            for n in 0..10_000u32 {
+                let message = receiver.receive().await.unwrap();
+                assert_eq!(*message, n.to_le_bytes());
+                assert_eq!(message.traceparent(), (n % 3 != 0).then(|| traceparent(n)));
+            }
         };
         tokio::join!(sending, receiving);
     });

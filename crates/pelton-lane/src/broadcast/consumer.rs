@@ -1,0 +1,419 @@
+//! The consumer's side of a broadcast lane: a cursor that is a number, and a check of `kept` after each copy.
+
+use super::pages::{BroadcastPage, CURSORS_MAX, CursorPage, NUMBER_MAX, Policy, seq_of};
+use super::producer::{BroadcastMemory, Joined};
+use crate::consumer::{Record, record_at};
+use crate::edges::{CLOSE, KEEP, PUBLISH, RELEASE, failpoint};
+use crate::error::LaneError;
+use crate::layout::{Position, State, record_bytes, seq_after};
+use crate::memory::{Data, field};
+use crate::sleep::{PeerState, Sleeper, Wake, Waker};
+use alloc::vec::Vec;
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// How often a consumer that was passed loads the oldest number and its place, until they belong together. A guess: far
+/// more than the two stores of a running producer take.
+const REJOIN_TRIES: u32 = if cfg!(loom) { 3 } else { 10_000 };
+
+/// How often a consumer of the newest message copies again because a newer one has come and needed its space. A guess:
+/// once is rare. Without a bound, a hostile producer could keep it here.
+const LATEST_TRIES: u32 = 1000;
+
+/// What [`BroadcastConsumer::copy`] has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copied {
+    /// The next message, whose payload is in the buffer.
+    Message,
+    /// The producer has passed this consumer, which missed so many messages. The next one is the oldest that the lane
+    /// still has.
+    Missed(u64),
+}
+
+/// A receiving side of a broadcast lane.
+#[derive(Debug)]
+pub struct BroadcastConsumer {
+    page: NonNull<CursorPage>,
+    producer: NonNull<BroadcastPage>,
+    data: Data,
+    policy: Policy,
+    slot: u32,
+    /// The place of the next message, unless the policy is *latest*, and its number.
+    cursor: u64,
+    seq: u32,
+    number: u64,
+    bytes_max: u64,
+    /// Messages that it passes over, because it joined in the middle of them.
+    skip: u64,
+    waker: Waker,
+    messages: u64,
+    bytes: u64,
+    missed: u64,
+}
+
+// SAFETY: the pointers are to shared memory that outlives this (the caller of `attach` guarantees it). They are not
+// tied to a thread, and nothing else writes the cursor's page.
+unsafe impl Send for BroadcastConsumer {}
+
+impl BroadcastConsumer {
+    /// Attaches where the producer has let this consumer join. `message_bytes_max` is the lane's, as checked when it
+    /// was opened, at most [`crate::message_bytes_limit`] of the capacity. `can_barrier` as for
+    /// [`crate::Sleeper::of_receiver`].
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`] if the place lies outside the data, or the slot does not exist.
+    ///
+    /// # Safety
+    /// `memory` and `page` stay mapped, the page writable, as long as this and its sleeper live. Nothing else writes
+    /// the page. The policy is the one that this side has written there.
+    pub unsafe fn attach(
+        memory: BroadcastMemory,
+        page: NonNull<CursorPage>,
+        policy: Policy,
+        joined: Joined,
+        message_bytes_max: u64,
+        can_barrier: bool,
+    ) -> Result<BroadcastConsumer, LaneError> {
+        let Joined { slot, number, place, skip } = joined;
+        place.check("place of the first message", memory.data.capacity())?;
+        let is_number = number > 0 && number <= NUMBER_MAX && place.seq == seq_of(number);
+        if slot as usize >= CURSORS_MAX || !is_number {
+            return Err(LaneError::Corrupt { what: "slot or number", found: slot.into(), wanted: place.seq.into() });
+        }
+        let consumer = BroadcastConsumer {
+            page,
+            producer: memory.producer,
+            data: memory.data,
+            policy,
+            slot,
+            cursor: place.offset,
+            seq: place.seq,
+            number,
+            bytes_max: message_bytes_max,
+            skip,
+            // SAFETY: the caller guarantees that the pages are mapped; both words are fields of them.
+            waker: unsafe {
+                Waker::new(
+                    field(memory.producer, |p| &raw mut (*p).producer.sleep),
+                    field(page, |p| &raw mut (*p).fenced),
+                    can_barrier,
+                )
+            },
+            messages: 0,
+            bytes: 0,
+            missed: 0,
+        };
+        failpoint("broadcast consumer attaches: before");
+        consumer.page().number.store(number, RELEASE.store());
+        failpoint("broadcast consumer attaches: number");
+        Ok(consumer)
+    }
+
+    /// The sleeper of this consumer, one at a time. `can_barrier` as for [`crate::Sleeper::of_receiver`].
+    ///
+    /// # Safety
+    /// The page stays mapped writable as long as the sleeper lives.
+    pub unsafe fn sleeper(&self, can_barrier: bool) -> Sleeper {
+        // SAFETY: the caller guarantees the mapping; `attach` has checked the slot.
+        Sleeper::new(unsafe { field(self.page, |p| &raw mut (*p).sleep[self.slot as usize].word) }, can_barrier)
+    }
+
+    #[inline(always)]
+    fn page(&self) -> &CursorPage {
+        // SAFETY: `attach`'s caller guarantees that the page is mapped.
+        unsafe { self.page.as_ref() }
+    }
+
+    #[inline(always)]
+    fn producer(&self) -> &BroadcastPage {
+        // SAFETY: `attach`'s caller guarantees that the page is mapped.
+        unsafe { self.producer.as_ref() }
+    }
+
+    fn place(&self) -> Position {
+        Position { offset: self.cursor, seq: self.seq }
+    }
+
+    /// The next message, or `None`; never waits. Returns the same message until the caller takes it.
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`].
+    ///
+    /// # Panics
+    /// If the consumer may lag: it must copy.
+    #[inline]
+    pub fn peek(&mut self) -> Result<Option<Record>, LaneError> {
+        assert!(self.policy.reads_in_place(), "a consumer that may lag must copy");
+        let Position { offset, seq } = self.place();
+        let word = self.data.header(offset).load(PUBLISH.load()); // [publish]
+        let bytes = word & 0xffff_ffff;
+        let found = (word >> 32) as u32 == seq
+            && bytes <= self.bytes_max
+            && offset + record_bytes(bytes) + 8 <= self.data.capacity()
+            && self.skip == 0;
+        if found { Ok(Some(Record { offset, bytes, seq, descriptors: 0 })) } else { self.peek_slow() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn peek_slow(&mut self) -> Result<Option<Record>, LaneError> {
+        self.store_counters();
+        loop {
+            match record_at(&self.data, self.bytes_max, self.place())? {
+                Some((record, _)) if self.skip > 0 => self.pass(&record),
+                found => return Ok(found.map(|(record, _)| record)),
+            }
+        }
+    }
+
+    /// Moves past a record.
+    #[inline(always)]
+    fn pass(&mut self, record: &Record) {
+        self.cursor = record.offset + record_bytes(record.bytes);
+        // Fails only for a record of another lane.
+        assert!(self.cursor + 8 <= self.data.capacity());
+        self.seq = seq_after(self.seq);
+        self.number += 1;
+        self.skip = self.skip.saturating_sub(1);
+    }
+
+    /// Moves past the record that [`BroadcastConsumer::peek`] last returned. [`BroadcastConsumer::release`] gives its
+    /// space back.
+    #[inline(always)]
+    pub fn take(&mut self, record: &Record) {
+        debug_assert_eq!(record.seq, self.seq, "a record is taken once, in order");
+        self.pass(record);
+        self.messages += 1;
+        self.bytes += record.bytes;
+    }
+
+    /// Stores the statistics in the page. On the fast path they would cost stores per message.
+    pub fn store_counters(&self) {
+        let page = self.page();
+        // Relaxed: statistics.
+        page.messages.store(self.messages, Relaxed);
+        page.bytes.store(self.bytes, Relaxed);
+        page.missed.store(self.missed, Relaxed);
+    }
+
+    /// The address of the payload of a record that [`BroadcastConsumer::peek`] returned, valid until its release.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub fn payload(&self, record: &Record) -> NonNull<u8> {
+        self.data.payload(record.offset + 8, record.bytes)
+    }
+
+    /// Copies the payload of a record of [`BroadcastConsumer::peek`] to `target`, under loom.
+    #[cfg(loom)]
+    pub fn copy_out(&self, record: &Record, target: &mut [u8]) {
+        self.data.copy_out_words(record.offset + 8, target);
+    }
+
+    /// Copies the next message into `buffer` and moves past it; never waits. `None`: there is none. For each policy.
+    /// After [`Copied::Missed`], the buffer has no meaning.
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`].
+    pub fn copy(&mut self, buffer: &mut Vec<u8>) -> Result<Option<Copied>, LaneError> {
+        if self.policy == Policy::Latest {
+            return self.copy_latest(buffer);
+        }
+        loop {
+            let found = record_at(&self.data, self.bytes_max, self.place());
+            if let Ok(Some((record, _))) = &found
+                && self.skip == 0
+            {
+                self.data.copy_out_racing(record.offset + 8, record.bytes, buffer);
+            }
+            // Before the copy counts, and before *empty* and *corrupt* do: all may come from later messages.
+            if self.producer().kept_after_reading() > self.number {
+                match self.rejoin()? {
+                    Some(0) => continue,
+                    Some(missed) => return Ok(Some(Copied::Missed(missed))),
+                    None => return Ok(None),
+                }
+            }
+            let Some((record, _)) = found? else {
+                self.store_counters();
+                return Ok(None);
+            };
+            if self.skip > 0 {
+                self.pass(&record);
+                continue;
+            }
+            self.take(&record);
+            return Ok(Some(Copied::Message));
+        }
+    }
+
+    /// The producer has passed this consumer: continues with the oldest message that the lane still has. Returns how
+    /// many messages it missed. `None`: the producer has died, or stopped, while it stored that message's number.
+    #[cold]
+    #[inline(never)]
+    fn rejoin(&mut self) -> Result<Option<u64>, LaneError> {
+        // A running producer is between the two stores for some nanoseconds only.
+        for _ in 0..REJOIN_TRIES {
+            let Some((kept, place)) = self.producer().kept_and_place(self.data.capacity())? else {
+                #[cfg(loom)]
+                loom::thread::yield_now();
+                #[cfg(not(loom))]
+                core::hint::spin_loop();
+                continue;
+            };
+            // `kept` only grows.
+            if kept <= self.number {
+                return Err(LaneError::Corrupt { what: "kept", found: kept, wanted: self.number });
+            }
+            let passed = kept - self.number;
+            // It did not want those that it would have passed over.
+            let missed = passed.saturating_sub(self.skip);
+            self.skip = self.skip.saturating_sub(passed);
+            (self.cursor, self.seq, self.number) = (place.offset, place.seq, kept);
+            self.missed += missed;
+            self.store_counters();
+            return Ok(Some(missed));
+        }
+        Ok(None)
+    }
+
+    fn copy_latest(&mut self, buffer: &mut Vec<u8>) -> Result<Option<Copied>, LaneError> {
+        let capacity = self.data.capacity();
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let word = self.producer().last.load(KEEP.load()); // [keep]
+            // 0: no message since the first consumer of this policy joined, and none before that was still there.
+            if word == 0 {
+                return Ok(None);
+            }
+            let last = Position::unpack(word);
+            last.check("last", capacity)?;
+            let kept = self.producer().kept_and_place(capacity)?;
+            // `kept` is at most the number after the newest. A distance that no lane has is -1: the producer needed
+            // that message's space.
+            let ahead = kept.map(|(number, place)| (number, last.since(place)));
+            if let Some((kept, ahead)) = ahead.filter(|(_, ahead)| *ahead <= capacity / 8) {
+                let number = kept + ahead;
+                if number < self.number {
+                    return Ok(None);
+                }
+                let found = record_at(&self.data, self.bytes_max, last);
+                if let Ok(Some((record, _))) = &found {
+                    self.data.copy_out_racing(record.offset + 8, record.bytes, buffer);
+                }
+                if self.producer().kept_after_reading() <= number {
+                    let Some((record, _)) = found? else {
+                        return Err(LaneError::Corrupt { what: "last", found: word, wanted: number });
+                    };
+                    self.missed += number - self.number;
+                    self.number = number + 1;
+                    self.messages += 1;
+                    self.bytes += record.bytes;
+                    self.store_counters();
+                    return Ok(Some(Copied::Message));
+                }
+            }
+            // A message that was overwritten is followed by another one, which `last` may show already.
+            let is_newest = kept.is_some() && self.producer().last.load(Relaxed) == word;
+            if is_newest || tries == LATEST_TRIES {
+                return Ok(None);
+            }
+            #[cfg(loom)]
+            loom::thread::yield_now();
+        }
+    }
+
+    /// Whether a message may be there: a cheap hint for a spinning caller.
+    #[inline(always)]
+    pub fn may_be_ready(&self) -> bool {
+        // Relaxed: the caller's next operation loads it again.
+        match self.policy {
+            Policy::Latest => {
+                let last = Position::unpack(self.producer().last.load(Relaxed));
+                last.seq != 0 && seq_after(last.seq) != seq_of(self.number.max(1))
+            }
+            _ => self.data.header(self.cursor).load(Relaxed) != 0,
+        }
+    }
+
+    /// Releases everything taken or copied. Returns whether to ring the producer.
+    #[inline(always)]
+    pub fn release(&mut self) -> Wake {
+        failpoint("broadcast release: before");
+        self.page().number.store(self.number, RELEASE.store()); // [release]
+        failpoint("broadcast release: after");
+        match self.waker.peer_state() {
+            PeerState::Awake => Wake::None,
+            state => self.handle_peer_state(state),
+        }
+    }
+
+    /// Rings a producer that waits for this consumer, once it has released enough.
+    #[cold]
+    #[inline(never)]
+    fn handle_peer_state(&mut self, state: PeerState) -> Wake {
+        let PeerState::Asleep(epoch) = state else { return Wake::None };
+        // Relaxed: after a stale load of either, the producer has not polled since it armed, so its poll finds this
+        // release. [sleep]
+        let producer = self.producer();
+        if producer.holder.load(Relaxed) != self.slot || self.number < producer.producer.room_seq.load(Relaxed) {
+            return Wake::None;
+        }
+        self.waker.count_ring(epoch, seq_of(self.number));
+        let page = self.page();
+        page.wakes_sent.store(page.wakes_sent.load(Relaxed).wrapping_add(1), Relaxed);
+        failpoint("broadcast consumer finds a sleeper: counted");
+        Wake::Ring
+    }
+
+    /// Whether the producer fences each publication.
+    pub fn is_producer_fencing(&self) -> bool {
+        self.producer().producer.is_fenced()
+    }
+
+    /// Whether the producer has closed. If true, call [`BroadcastConsumer::peek`] or [`BroadcastConsumer::copy`] once
+    /// more: everything committed before is visible then.
+    pub fn has_producer_closed(&self) -> bool {
+        self.producer().producer.is_closed()
+    }
+
+    /// Counts a receive that found no message and will wait.
+    pub fn count_wait(&self) {
+        let page = self.page();
+        page.waits.store(page.waits.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+
+    /// Counts a sleep.
+    pub fn count_sleep(&self) {
+        let page = self.page();
+        page.sleeps.store(page.sleeps.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+
+    /// The number of the next message, or for *latest* the number after the newest one received.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Its slot.
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// Its policy.
+    pub fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// Its own page.
+    pub fn cursor_page(&self) -> &CursorPage {
+        self.page()
+    }
+
+    /// Leaves for good. The caller closes the sleeper and rings the producer afterwards.
+    pub fn close(&mut self) {
+        self.store_counters();
+        failpoint("broadcast consumer closes: before");
+        self.page().state.store(State::Closed as u32, CLOSE.store()); // [close]
+        failpoint("broadcast consumer closes: state");
+    }
+}

@@ -1,0 +1,318 @@
+//! The two pages of a broadcast lane, byte for byte as `spec/broadcast.md` defines them.
+
+use crate::edges::{AtomicU32, AtomicU64, KEEP, RELEASE, failpoint, fence_after_reading, fence_before_overwriting};
+use crate::error::LaneError;
+use crate::layout::{LAYOUT_SIGNATURE, Position, Preamble, ProducerPage, RingNote, State, fnv1a};
+use core::sync::atomic::Ordering::Relaxed;
+
+/// First word of a broadcast producer's segment: "pelton-B" in memory order.
+pub const MAGIC_BROADCAST: u64 = u64::from_le_bytes(*b"pelton-B");
+/// First word of a broadcast consumer's segment.
+pub const MAGIC_CURSOR: u64 = u64::from_le_bytes(*b"pelton-S");
+
+/// The most consumers of one broadcast lane.
+pub const CURSORS_MAX: usize = if cfg!(loom) { 2 } else { 64 };
+
+/// The largest message number: at 50 million messages a second, a lane takes thousands of years to get there.
+pub(super) const NUMBER_MAX: u64 = 1 << 62;
+
+/// The layout of a broadcast lane in one line, beside that of a plain lane, whose records it has. The pages contain its
+/// hash.
+pub const BROADCAST_TEXT: &str = "plain=3704e993d4074093;\
+broadcast:kept@512:u64,kept_place@520:position,holder@528:u32,last@640:position;\
+cursor:policy@64:u32,slack@72:u64,lag_after_ns@80:u64,number@128:u64,messages@136:u64,bytes@144:u64,waits@152:u64,sleeps@160:u64,wakes_sent@168:u64,missed@176:u64,\
+state@256:u32,pid@260:u32,fenced@264:u32,sleep@4096+64*slot:u64";
+
+/// FNV-1a 64 of [`BROADCAST_TEXT`].
+pub const BROADCAST_SIGNATURE: u64 = fnv1a(BROADCAST_TEXT.as_bytes());
+
+// The text above names the plain layout by its signature.
+const _: () = assert!(LAYOUT_SIGNATURE == 0x3704e993d4074093);
+
+/// The seq of message `number`, which counts from 1: the headers count modulo 2^32 and skip 0.
+#[inline]
+pub const fn seq_of(number: u64) -> u32 {
+    (1 + number.wrapping_sub(1) % 0xffff_ffff) as u32
+}
+
+fn preamble(magic: u64) -> Preamble {
+    Preamble { layout_signature: BROADCAST_SIGNATURE, ..Preamble::new(magic) }
+}
+
+/// The segment of a broadcast lane's producer. Only the producer writes it; the consumers map it read-only.
+///
+/// | offset | type | field | meaning |
+/// |---|---|---|---|
+/// | 0 | 512 bytes | producer | as [`ProducerPage`], with magic `pelton-B`; `cursors`: the most consumers |
+/// | 264 | u64 | room_seq | of that page: while the producer sleeps, the number that the holder's cursor must reach |
+/// | 512 | u64 | kept | the producer writes no byte of this message, nor of a later one |
+/// | 520 | position | kept_place | where that message is, or will be |
+/// | 528 | u32 | holder | while the producer sleeps: the slot of the consumer that rings it |
+/// | 640 | position | last | of the newest message, while a consumer has the policy *latest*; 0 before |
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct BroadcastPage {
+    /// The words that a broadcast lane's producer has in common with a plain lane's.
+    pub producer: ProducerPage,
+    kept: AtomicU64,
+    kept_place: AtomicU64,
+    pub(super) holder: AtomicU32,
+    _zero0: [u8; 108],
+    pub(super) last: AtomicU64,
+    _zero1: [u8; 120],
+}
+
+/// The segment of a broadcast lane's consumer. Only that consumer writes it; the producer maps it read-only.
+///
+/// | offset | type | field | meaning |
+/// |---|---|---|---|
+/// | 0 | 24 bytes | preamble | written once, before sharing, as are the next three fields |
+/// | 64 | u32 | policy | 1 gate, 2 lag, 3 latest, 4 gate until |
+/// | 72 | u64 | slack | bytes that a consumer which lags may be behind before the producer passes it |
+/// | 80 | u64 | lag_after_ns | gate until: how long it may hold the producer up before it lags |
+/// | 128 | u64 | number | every message below it is released; 0: not attached yet |
+/// | 136.. | u64 | messages, bytes, waits, sleeps, wakes_sent, missed | statistics, never acted upon |
+/// | 256 | u32 | state | [`State`] |
+/// | 260 | u32 | pid | for diagnostics only |
+/// | 264 | u32 | fenced | 1: a full fence lies between each release and the load of the producer's sleep word |
+/// | 272 | u32, u64 | last_ring | as in a plain consumer's page |
+/// | 4096 + 64 slot | sleep word | sleep | of this consumer; the slots' words are in different sets of a cache |
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct CursorPage {
+    /// The kind and version of this segment.
+    pub preamble: Preamble,
+    _zero0: [u8; 40],
+    policy: AtomicU32,
+    _zero1: [u8; 4],
+    slack: AtomicU64,
+    lag_after_ns: AtomicU64,
+    _zero2: [u8; 40],
+    pub(super) number: AtomicU64,
+    pub(super) messages: AtomicU64,
+    pub(super) bytes: AtomicU64,
+    pub(super) waits: AtomicU64,
+    pub(super) sleeps: AtomicU64,
+    pub(super) wakes_sent: AtomicU64,
+    pub(super) missed: AtomicU64,
+    _zero3: [u8; 72],
+    pub(super) state: AtomicU32,
+    pid: AtomicU32,
+    pub(super) fenced: AtomicU32,
+    _zero4: [u8; 4],
+    pub(super) last_ring: RingNote,
+    _zero5: [u8; 3808],
+    pub(super) sleep: [SleepLine; CURSORS_MAX],
+}
+
+/// A sleep word on a cache line of its own.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(super) struct SleepLine {
+    pub(super) word: AtomicU64,
+    _zero: [u8; 56],
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    use core::mem::{offset_of, size_of};
+    assert!(size_of::<BroadcastPage>() == 768);
+    assert!(offset_of!(BroadcastPage, kept) == 512);
+    assert!(offset_of!(BroadcastPage, kept_place) == 520);
+    assert!(offset_of!(BroadcastPage, holder) == 528);
+    assert!(offset_of!(BroadcastPage, last) == 640);
+    assert!(size_of::<CursorPage>() == 8192);
+    assert!(offset_of!(CursorPage, policy) == 64);
+    assert!(offset_of!(CursorPage, slack) == 72);
+    assert!(offset_of!(CursorPage, lag_after_ns) == 80);
+    assert!(offset_of!(CursorPage, number) == 128);
+    assert!(offset_of!(CursorPage, messages) == 136);
+    assert!(offset_of!(CursorPage, bytes) == 144);
+    assert!(offset_of!(CursorPage, waits) == 152);
+    assert!(offset_of!(CursorPage, sleeps) == 160);
+    assert!(offset_of!(CursorPage, wakes_sent) == 168);
+    assert!(offset_of!(CursorPage, missed) == 176);
+    assert!(offset_of!(CursorPage, state) == 256);
+    assert!(offset_of!(CursorPage, pid) == 260);
+    assert!(offset_of!(CursorPage, fenced) == 264);
+    assert!(offset_of!(CursorPage, last_ring) == 272);
+    assert!(offset_of!(CursorPage, sleep) == 4096);
+    assert!(size_of::<SleepLine>() == 64);
+};
+
+/// What the producer does when a consumer falls behind. The consumer chooses it when it joins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// The producer waits for this consumer, which receives every message and may read it in place.
+    Gate,
+    /// The producer does not wait. It overwrites messages that are more than `slack` bytes old. The consumer copies
+    /// each message, and learns exactly how many it missed.
+    Lag {
+        /// In bytes of the lane.
+        slack: u64,
+    },
+    /// The consumer copies the newest message only.
+    Latest,
+    /// As [`Policy::Gate`], until this consumer has held the producer up for so long; then as [`Policy::Lag`] until it
+    /// has caught up. The consumer copies.
+    GateUntil {
+        /// In bytes of the lane.
+        slack: u64,
+        /// In nanoseconds, by the producer's clock. The lane has no clock: see
+        /// [`crate::BroadcastProducer::let_lag`].
+        lag_after_ns: u64,
+    },
+}
+
+impl Policy {
+    /// As the words of the page: policy, slack, lag_after_ns.
+    pub(super) fn words(self) -> (u32, u64, u64) {
+        match self {
+            Policy::Gate => (1, 0, 0),
+            Policy::Lag { slack } => (2, slack, 0),
+            Policy::Latest => (3, 0, 0),
+            Policy::GateUntil { slack, lag_after_ns } => (4, slack, lag_after_ns),
+        }
+    }
+
+    /// Whether the consumer may read in place: the producer never passes it.
+    pub fn reads_in_place(self) -> bool {
+        self == Policy::Gate
+    }
+}
+
+impl BroadcastPage {
+    /// A new page, not yet shared: see [`ProducerPage::new`].
+    pub fn new(capacity: u64, message_bytes_max: u64, generation: u64, pid: u32) -> BroadcastPage {
+        let mut producer = ProducerPage::new(capacity, message_bytes_max, generation, pid);
+        producer.preamble = preamble(MAGIC_BROADCAST);
+        producer.cursors = CURSORS_MAX as u32;
+        BroadcastPage {
+            producer,
+            kept: AtomicU64::new(1),
+            kept_place: AtomicU64::new(Position::START.pack()),
+            holder: AtomicU32::new(0),
+            _zero0: [0; 108],
+            last: AtomicU64::new(0),
+            _zero1: [0; 120],
+        }
+    }
+
+    /// Stores `kept`, before the caller writes over anything below it.
+    pub(super) fn keep(&self, number: u64, place: Position) {
+        failpoint("keep: before");
+        // Both with release: a consumer that loads the same number before and after the place has the place of that
+        // number, and sees the records before it. [keep]
+        self.kept_place.store(place.pack(), KEEP.store());
+        failpoint("keep: place");
+        self.kept.store(number, KEEP.store());
+        failpoint("keep: number");
+        fence_before_overwriting(); // [keep]
+    }
+
+    /// `kept`, after the loads that it guards.
+    #[inline(always)]
+    pub(super) fn kept_after_reading(&self) -> u64 {
+        fence_after_reading(); // [keep]
+        self.kept.load(Relaxed)
+    }
+
+    /// `kept` and its place; `None` while the producer changes them.
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`] if the place lies outside data of this `capacity`, or the number is too large.
+    pub(super) fn kept_and_place(&self, capacity: u64) -> Result<Option<(u64, Position)>, LaneError> {
+        let number = self.kept.load(KEEP.load()); // [keep]
+        let place = Position::unpack(self.kept_place.load(KEEP.load()));
+        if place.seq != seq_of(number) || self.kept.load(Relaxed) != number {
+            return Ok(None);
+        }
+        if number > NUMBER_MAX {
+            return Err(LaneError::Corrupt { what: "kept", found: number, wanted: NUMBER_MAX });
+        }
+        place.check("place of the oldest message", capacity)?;
+        Ok(Some((number, place)))
+    }
+
+    /// The number of the oldest message that the producer has not given up, unchecked.
+    pub fn kept(&self) -> u64 {
+        self.kept.load(KEEP.load())
+    }
+}
+
+impl CursorPage {
+    /// A new page, not yet shared.
+    pub fn new(policy: Policy, pid: u32) -> CursorPage {
+        let (policy, slack, lag_after_ns) = policy.words();
+        CursorPage {
+            preamble: preamble(MAGIC_CURSOR),
+            _zero0: [0; 40],
+            policy: AtomicU32::new(policy),
+            _zero1: [0; 4],
+            slack: AtomicU64::new(slack),
+            lag_after_ns: AtomicU64::new(lag_after_ns),
+            _zero2: [0; 40],
+            number: AtomicU64::new(0),
+            messages: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
+            sleeps: AtomicU64::new(0),
+            wakes_sent: AtomicU64::new(0),
+            missed: AtomicU64::new(0),
+            _zero3: [0; 72],
+            state: AtomicU32::new(State::Open as u32),
+            pid: AtomicU32::new(pid),
+            fenced: AtomicU32::new(0),
+            _zero4: [0; 4],
+            last_ring: RingNote::new(),
+            _zero5: [0; 3808],
+            sleep: core::array::from_fn(|_| SleepLine { word: AtomicU64::new(0), _zero: [0; 56] }),
+        }
+    }
+
+    /// The policy that the consumer has chosen.
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`] if it is none.
+    pub fn policy(&self) -> Result<Policy, LaneError> {
+        // Relaxed: written before sharing. A hostile consumer may change them later, so the caller keeps this copy.
+        let (slack, lag_after_ns) = (self.slack.load(Relaxed), self.lag_after_ns.load(Relaxed));
+        match self.policy.load(Relaxed) {
+            1 => Ok(Policy::Gate),
+            2 => Ok(Policy::Lag { slack }),
+            3 => Ok(Policy::Latest),
+            4 => Ok(Policy::GateUntil { slack, lag_after_ns }),
+            other => Err(LaneError::Corrupt { what: "policy of a cursor", found: other.into(), wanted: 4 }),
+        }
+    }
+
+    /// The cursor, unchecked: every message below this number is released; 0: not attached yet.
+    pub fn number(&self) -> u64 {
+        self.number.load(RELEASE.load()) // [release]
+    }
+
+    /// Its process, for diagnostics only.
+    pub fn pid(&self) -> u32 {
+        self.pid.load(Relaxed)
+    }
+
+    /// Messages that it missed (a statistic).
+    pub fn missed(&self) -> u64 {
+        self.missed.load(Relaxed)
+    }
+
+    /// Messages that it received (a statistic).
+    pub fn messages(&self) -> u64 {
+        self.messages.load(Relaxed)
+    }
+
+    /// Whether the consumer has closed.
+    pub fn is_closed(&self) -> bool {
+        self.state.load(crate::edges::CLOSE.load()) == State::Closed as u32 // [close]
+    }
+
+    /// Whether the consumer fences each release.
+    pub fn is_fenced(&self) -> bool {
+        self.fenced.load(crate::edges::FENCED.load()) == 1 // [fenced]
+    }
+}

@@ -1,0 +1,572 @@
+//! The producer's side of a broadcast lane: which messages it keeps, for whom, and whom it rings.
+
+use super::pages::{BroadcastPage, CURSORS_MAX, CursorPage, Policy, seq_of};
+use crate::edges::{AtomicU64, FENCED, KEEP, failpoint, full_fence, light_barrier};
+use crate::error::LaneError;
+use crate::layout::{ConsumerPage, Position, ReceiverPage, WINDOW};
+use crate::memory::{Data, Memory, field};
+use crate::producer::{Producer, ReservedSpace};
+use crate::sleep::{ARMED, CLOSED, FLAGS, UNBARRIERED};
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// Waypoints are at least this many bytes apart, or a 256th of the capacity if that is less. So the producer gives up
+/// at most this much too little, and a full lane of 64 MiB has 4,096 of them.
+const WAYPOINT_BYTES: u64 = 16 * 1024;
+
+/// The producer's page and the data of one broadcast lane. The caller maps them.
+#[derive(Clone, Copy, Debug)]
+pub struct BroadcastMemory {
+    /// The producer's page.
+    pub producer: NonNull<BroadcastPage>,
+    /// The data.
+    pub data: Data,
+}
+
+/// Where a consumer begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartFrom {
+    /// With the next message.
+    Now,
+    /// With the oldest message that the lane still has.
+    Oldest,
+    /// With the last so many messages, as far as the lane still has them.
+    Last(u64),
+}
+
+/// What a consumer needs to know to attach: its slot, and its first message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// Which of the lane's consumers it is. The producer names it in the mask of consumers to ring.
+    pub slot: u32,
+    /// A message number, and its place.
+    pub number: u64,
+    /// Where that message is, or will be.
+    pub place: Position,
+    /// How many messages from there on the consumer passes over.
+    pub skip: u64,
+}
+
+/// The consumer that holds the producer up: the slowest one that gates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its slot.
+    pub slot: u32,
+    /// Its cursor, as last loaded.
+    pub number: u64,
+}
+
+/// Why the producer no longer counts a consumer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CursorLoss {
+    /// It has closed.
+    Closed,
+    /// Its cursor broke the rules.
+    Corrupt(LaneError),
+}
+
+/// A joined consumer.
+#[derive(Debug)]
+struct Slot {
+    slot: u32,
+    page: NonNull<CursorPage>,
+    policy: Policy,
+    /// Its cursor as last loaded and checked.
+    seen: u64,
+    /// It has held the producer up for too long, and lags until it has caught up.
+    lags: bool,
+    /// The epoch in which it was rung.
+    rung_epoch: u64,
+    lost: Option<CursorLoss>,
+}
+
+impl Slot {
+    fn page(&self) -> &CursorPage {
+        // SAFETY: `join`'s caller keeps the page mapped until `remove`.
+        unsafe { self.page.as_ref() }
+    }
+
+    fn gates(&self) -> bool {
+        self.lost.is_none()
+            && match self.policy {
+                Policy::Gate => true,
+                Policy::GateUntil { .. } => !self.lags,
+                Policy::Lag { .. } | Policy::Latest => false,
+            }
+    }
+}
+
+/// Where a message is, or will be: known to this side alone.
+#[derive(Clone, Copy, Debug)]
+struct Waypoint {
+    number: u64,
+    place: Position,
+    /// Committed bytes before it.
+    sent_bytes: u64,
+}
+
+/// The words that the plain producer takes for its peer's: nothing but this broadcast producer writes them, and nothing
+/// ever sleeps there.
+#[derive(Debug)]
+struct OwnPages {
+    consumer: ConsumerPage,
+    receiver: ReceiverPage,
+}
+
+/// The sending side of a broadcast lane.
+#[derive(Debug)]
+pub struct BroadcastProducer {
+    inner: Producer,
+    page: NonNull<BroadcastPage>,
+    own: NonNull<OwnPages>,
+    /// Of the next message.
+    number: u64,
+    /// The place of the message before it, as a word; 0 before the first.
+    newest: u64,
+    /// The sleep words of the consumers, in the order of `slots`.
+    sleep_words: Vec<NonNull<AtomicU64>>,
+    slots: Vec<Slot>,
+    /// A full fence follows each publication: this process is not registered for `membarrier`, or a consumer asks for
+    /// it. For good, because a consumer may rely on it.
+    fences: bool,
+    /// Consumers that may be passed while they read.
+    racing: u32,
+    /// Consumers with the policy *latest*.
+    latest: u32,
+    /// The last so many messages are kept for later consumers, as long as that costs nobody space.
+    history: u64,
+    kept: u64,
+    /// In the order of their numbers. The first is at `kept`.
+    waypoints: VecDeque<Waypoint>,
+    waypoint_bytes: u64,
+}
+
+// SAFETY: the pointers are to shared memory that outlives this (the callers of `attach` and `join` guarantee it), and
+// to `own`, which this owns. They are not tied to a thread, and this is the lane's only producer.
+unsafe impl Send for BroadcastProducer {}
+
+impl Drop for BroadcastProducer {
+    fn drop(&mut self) {
+        // SAFETY: `attach` made it from a box; only this frees it, and `inner` does not use it when it is dropped.
+        drop(unsafe { Box::from_raw(self.own.as_ptr()) });
+    }
+}
+
+impl BroadcastProducer {
+    /// Creates the producer of a new lane without consumers, whose first message has this `number`, at least 1.
+    /// `can_barrier` as for [`crate::Sleeper::of_receiver`].
+    ///
+    /// # Safety
+    /// `memory` stays mapped writable as long as this lives. The lane has no other producer. The page's capacity and
+    /// limit are valid and equal to `memory`'s. The data is zero.
+    pub unsafe fn attach(memory: BroadcastMemory, number: u64, can_barrier: bool) -> BroadcastProducer {
+        assert!(number > 0);
+        let capacity = memory.data.capacity();
+        let start = Position { offset: 0, seq: seq_of(number) };
+        let own = OwnPages { consumer: ConsumerPage::new(start, 1, 0), receiver: ReceiverPage::new() };
+        let own = NonNull::from(Box::leak(Box::new(own)));
+        // SAFETY: all three are fields of pages that stay mapped, as the caller and `own` guarantee.
+        let inner = unsafe {
+            let plain = Memory {
+                producer: field(memory.producer, |p| &raw mut (*p).producer),
+                consumer: field(own, |p| &raw mut (*p).consumer),
+                receiver: field(own, |p| &raw mut (*p).receiver),
+                data: memory.data,
+            };
+            Producer::attach(plain, start, start, 0, can_barrier)
+        };
+        let mut producer = BroadcastProducer {
+            inner: inner.expect("the start lies inside the data"),
+            page: memory.producer,
+            own,
+            number,
+            newest: 0,
+            sleep_words: Vec::new(),
+            slots: Vec::new(),
+            fences: !can_barrier,
+            racing: 0,
+            latest: 0,
+            history: 0,
+            kept: number,
+            waypoints: VecDeque::new(),
+            waypoint_bytes: WAYPOINT_BYTES.min(capacity / 256),
+        };
+        producer.waypoints.push_back(Waypoint { number, place: start, sent_bytes: producer.inner.sent_bytes() });
+        producer.page().keep(number, start);
+        producer
+    }
+
+    #[inline(always)]
+    fn page(&self) -> &BroadcastPage {
+        // SAFETY: `attach`'s caller guarantees that the page is mapped.
+        unsafe { self.page.as_ref() }
+    }
+
+    /// Keeps the last `messages` for consumers that join later, as long as they take no space that a message needs.
+    /// Initially 0: a consumer that joins from the oldest finds what happens not to be overwritten yet.
+    pub fn set_history(&mut self, messages: u64) {
+        self.history = messages;
+    }
+
+    /// Lets a consumer join, whose page its side has just created. `None`: the lane has [`CURSORS_MAX`] consumers.
+    /// Abort a reservation that is written in place before: the consumer may read that space.
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`] if the page has no policy.
+    ///
+    /// # Safety
+    /// `page` stays mapped until [`BroadcastProducer::remove`] of the slot, or as long as this lives.
+    pub unsafe fn join(&mut self, page: NonNull<CursorPage>, from: StartFrom) -> Result<Option<Joined>, LaneError> {
+        // SAFETY: the caller guarantees that the page is mapped.
+        let policy = unsafe { page.as_ref() }.policy()?;
+        let taken = |slot| self.slots.iter().any(|other| other.slot == slot);
+        let Some(slot) = (0..CURSORS_MAX as u32).find(|slot| !taken(*slot)) else { return Ok(None) };
+        let oldest = self.waypoints[0];
+        let (number, place, skip) = match from {
+            StartFrom::Now => (self.number, self.inner.tail(), 0),
+            StartFrom::Oldest => (oldest.number, oldest.place, 0),
+            StartFrom::Last(messages) => {
+                let first = self.number.saturating_sub(messages).max(oldest.number);
+                let waypoint = self.waypoint_before(first);
+                (waypoint.number, waypoint.place, first - waypoint.number)
+            }
+        };
+        self.racing += u32::from(!policy.reads_in_place());
+        if policy == Policy::Latest {
+            self.latest += 1;
+            // A consumer that does not join from now finds the newest message, if the lane still has it.
+            if self.kept < self.number {
+                self.store_last();
+            }
+        }
+        self.slots.push(Slot { slot, page, policy, seen: number, lags: false, rung_epoch: 0, lost: None });
+        // SAFETY: the caller guarantees that the page is mapped; the slot is below CURSORS_MAX.
+        self.sleep_words.push(unsafe { field(page, |p| &raw mut (*p).sleep[slot as usize].word) });
+        Ok(Some(Joined { slot, number, place, skip }))
+    }
+
+    /// Removes a consumer that has closed, is corrupt or is proved to be dead: from now on the producer does not wait
+    /// for it. The caller may unmap its page afterwards.
+    pub fn remove(&mut self, slot: u32) {
+        let Some(index) = self.slots.iter().position(|other| other.slot == slot) else { return };
+        let removed = self.slots.swap_remove(index);
+        self.sleep_words.swap_remove(index);
+        self.racing -= u32::from(!removed.policy.reads_in_place());
+        self.latest -= u32::from(removed.policy == Policy::Latest);
+    }
+
+    /// A consumer that the producer no longer counts, and why. The caller then calls [`BroadcastProducer::remove`].
+    pub fn lost(&mut self) -> Option<(u32, CursorLoss)> {
+        for slot in &mut self.slots {
+            if slot.lost.is_none() && slot.page().is_closed() {
+                slot.lost = Some(CursorLoss::Closed);
+            }
+        }
+        self.slots.iter().find_map(|slot| Some((slot.slot, slot.lost?)))
+    }
+
+    /// The slots of all consumers, as a mask.
+    pub fn slots(&self) -> u64 {
+        self.slots.iter().fold(0, |mask, slot| mask | 1 << slot.slot)
+    }
+
+    /// The cursor of a consumer, as last loaded.
+    pub fn cursor_of(&self, slot: u32) -> Option<u64> {
+        self.slots.iter().find(|other| other.slot == slot).map(|slot| slot.seen)
+    }
+
+    /// The slowest consumer that gates, by its cursor as last loaded, unless it has released everything.
+    pub fn holder(&self) -> Option<Holder> {
+        let gating = self.slots.iter().filter(|slot| slot.gates() && slot.seen < self.number);
+        gating.min_by_key(|slot| slot.seen).map(|slot| Holder { slot: slot.slot, number: slot.seen })
+    }
+
+    /// The consumer with [`Policy::GateUntil`] has held the producer up for too long: it lags until it has caught up.
+    /// Does nothing for other policies.
+    pub fn let_lag(&mut self, slot: u32) {
+        if let Some(slot) = self.slots.iter_mut().find(|other| other.slot == slot) {
+            slot.lags = matches!(slot.policy, Policy::GateUntil { .. });
+        }
+    }
+
+    /// Reserves space for one message of `bytes`; never waits. `None`: a consumer that gates holds the lane full:
+    /// [`BroadcastProducer::holder`]. A new reservation replaces an earlier one that was not committed.
+    ///
+    /// # Errors
+    /// [`LaneError::TooLarge`], [`LaneError::Unbacked`].
+    #[inline]
+    pub fn try_reserve(&mut self, bytes: u64) -> Result<Option<ReservedSpace>, LaneError> {
+        match self.inner.reserve_fast(bytes) {
+            Some(space) => Ok(Some(space)),
+            None => self.reserve_slow(bytes),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn reserve_slow(&mut self, bytes: u64) -> Result<Option<ReservedSpace>, LaneError> {
+        self.note_waypoint();
+        // While the message fits in the window, the producer needs no cursor.
+        if !self.inner.fits_in_window(bytes) {
+            self.keep_for(true);
+        }
+        let mut space = self.inner.try_reserve(bytes)?;
+        if space.is_none() {
+            // Only consumers that gate may hold the producer up.
+            self.keep_for(false);
+            space = self.inner.try_reserve(bytes)?;
+        }
+        self.inner.shorten_fast_path(self.waypoint_bytes);
+        Ok(space)
+    }
+
+    fn note_waypoint(&mut self) {
+        let sent_bytes = self.inner.sent_bytes();
+        let newest = self.waypoints.back().expect("one is at `kept`");
+        if self.number > newest.number && sent_bytes.wrapping_sub(newest.sent_bytes) >= self.waypoint_bytes {
+            self.waypoints.push_back(Waypoint { number: self.number, place: self.inner.tail(), sent_bytes });
+        }
+    }
+
+    /// The newest waypoint not after `number`, which is not below `kept`.
+    fn waypoint_before(&self, number: u64) -> Waypoint {
+        let after = self.waypoints.partition_point(|waypoint| waypoint.number <= number);
+        self.waypoints[after - 1]
+    }
+
+    /// The oldest message that is at most `slack` bytes old, as far as waypoints show it.
+    fn newer_than(&self, slack: u64) -> u64 {
+        let end = self.inner.sent_bytes();
+        let after = self.waypoints.partition_point(|waypoint| end.wrapping_sub(waypoint.sent_bytes) > slack);
+        self.waypoints.get(after).map_or(self.number, |waypoint| waypoint.number)
+    }
+
+    /// Loads the cursors and moves `kept` to the oldest message that counts. `lenient`: history and consumers that lag
+    /// count too, within their slack.
+    fn keep_for(&mut self, lenient: bool) {
+        self.load_cursors();
+        let mut oldest = self.number;
+        if lenient {
+            // A consumer of the newest message finds it until a later one needs its space.
+            let history = self.history.max(u64::from(self.latest > 0));
+            oldest = self.number.saturating_sub(history).max(self.newer_than(self.inner.capacity() / 2)).min(oldest);
+        }
+        for slot in self.slots.iter().filter(|slot| slot.lost.is_none()) {
+            let counted = match slot.policy {
+                _ if slot.gates() => slot.seen,
+                Policy::Lag { slack } | Policy::GateUntil { slack, .. } if lenient => {
+                    slot.seen.max(self.newer_than(slack))
+                }
+                _ => continue,
+            };
+            oldest = oldest.min(counted);
+        }
+        self.keep(oldest);
+    }
+
+    fn load_cursors(&mut self) {
+        let end = self.number;
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            if slot.lost.is_some() {
+                continue;
+            }
+            if slot.page().is_closed() {
+                slot.lost = Some(CursorLoss::Closed);
+                continue;
+            }
+            let number = slot.page().number(); // [release]
+            // 0: it has not attached yet, and stands where it joined.
+            if number != 0 && !(slot.seen..=end).contains(&number) {
+                let problem = LaneError::Corrupt { what: "number of a cursor", found: number, wanted: end };
+                slot.lost = Some(CursorLoss::Corrupt(problem));
+                continue;
+            }
+            slot.seen = slot.seen.max(number);
+            if let (Policy::GateUntil { slack, .. }, true) = (slot.policy, slot.lags) {
+                let seen = slot.seen;
+                let caught_up = seen >= self.newer_than(slack);
+                self.slots[index].lags = !caught_up;
+            }
+        }
+    }
+
+    /// Moves `kept` to `oldest`, or to the newest waypoint before it.
+    fn keep(&mut self, oldest: u64) {
+        let sent_bytes = self.inner.sent_bytes();
+        if oldest == self.number && self.waypoints.back().is_none_or(|newest| newest.number < oldest) {
+            self.waypoints.push_back(Waypoint { number: oldest, place: self.inner.tail(), sent_bytes });
+        }
+        let Waypoint { number, place, .. } = self.waypoint_before(oldest.max(self.kept));
+        if number == self.kept {
+            return;
+        }
+        self.page().keep(number, place); // [keep]
+        self.kept = number;
+        while self.waypoints[0].number < number {
+            self.waypoints.pop_front();
+        }
+        // SAFETY: `own` lives as long as this, and nothing else writes it.
+        let head = unsafe { &self.own.as_ref().consumer.head };
+        // Relaxed: only this thread uses it.
+        head.store(place.pack(), Relaxed);
+    }
+
+    /// Copies `payload` into the reserved space. It may be shorter than the space.
+    #[inline(always)]
+    pub fn copy_in(&mut self, space: ReservedSpace, payload: &[u8]) {
+        if self.racing == 0 {
+            self.inner.copy_in(space, payload);
+        } else {
+            self.inner.copy_in_racing(space, payload);
+        }
+    }
+
+    /// The address of the reserved space, for writing in place until commit. `None` while a consumer may lag: it could
+    /// read the space at the same time, so only [`BroadcastProducer::copy_in`] may write it.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub fn payload(&self, space: ReservedSpace) -> Option<NonNull<u8>> {
+        (self.racing == 0).then(|| self.inner.payload(space))
+    }
+
+    /// Publishes the reserved message with the first `bytes` of its space as its payload. Returns the mask of the slots
+    /// to ring.
+    ///
+    /// # Panics
+    /// If `bytes` exceeds the reservation, or the space is not this lane's.
+    #[inline(always)]
+    #[must_use = "sleeping consumers must be rung"]
+    pub fn commit(&mut self, space: ReservedSpace, bytes: u64) -> u64 {
+        let seq = self.inner.tail().seq;
+        // Nothing sleeps on the plain producer's receiver: it is `own`.
+        let _ = self.inner.commit(space, bytes);
+        self.number += 1;
+        self.newest = Position { offset: space.offset - 8, seq }.pack();
+        if self.latest > 0 {
+            self.store_last();
+        }
+        if self.fences {
+            full_fence("fence"); // [sleep]
+        } else {
+            light_barrier(); // [sleep]
+        }
+        // Relaxed: the barrier orders them.
+        // SAFETY: `join`'s caller keeps the pages mapped until `remove`.
+        let flags = self.sleep_words.iter().fold(0, |flags, word| flags | unsafe { word.as_ref() }.load(Relaxed));
+        if flags & FLAGS == 0 || self.fences && flags & (ARMED | CLOSED) == 0 { 0 } else { self.find_sleepers() }
+    }
+
+    fn store_last(&self) {
+        // With release: a consumer that loads it finds the header. [keep]
+        self.page().last.store(self.newest, KEEP.store());
+        failpoint("broadcast: last");
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_sleepers(&mut self) -> u64 {
+        // SAFETY: `join`'s caller keeps the pages mapped until `remove`.
+        let load = |word: &NonNull<AtomicU64>| unsafe { word.as_ref() }.load(Relaxed);
+        if !self.fences && self.sleep_words.iter().any(|word| load(word) & UNBARRIERED != 0) {
+            self.fences = true;
+            self.page().producer.fenced.store(1, FENCED.store()); // [fenced]
+            failpoint("broadcast: fenced");
+            full_fence("fence"); // [sleep]
+        }
+        let mut asleep = 0u64;
+        for (slot, word) in self.slots.iter_mut().zip(&self.sleep_words) {
+            // Relaxed: the fence above, or that of the caller, orders it.
+            let word = load(word);
+            if word & (ARMED | CLOSED) == ARMED && word & !FLAGS != slot.rung_epoch {
+                slot.rung_epoch = word & !FLAGS;
+                asleep |= 1 << slot.slot;
+            }
+        }
+        let wakes = &self.page().producer.wakes_sent;
+        wakes.store(wakes.load(Relaxed).wrapping_add(u64::from(asleep.count_ones())), Relaxed);
+        failpoint("broadcast finds sleepers: counted");
+        asleep
+    }
+
+    /// Announces a sleep until the lane has space for a message of `bytes`, or, for `None`, until no consumer that
+    /// gates has unreleased messages. Returns whether to sleep; false: the condition already holds. `barrier` as for
+    /// [`crate::Sleeper::arm`].
+    pub fn arm(&mut self, bytes: Option<u64>, barrier: impl FnOnce()) -> bool {
+        self.keep_for(false);
+        let Some(holder) = self.holder() else { return false };
+        // As in a plain lane: half of what it has to release. Only the slowest consumer rings, as the others' releases
+        // give no space.
+        let depth = self.number - holder.number;
+        let wanted = if bytes.is_some() { depth.div_ceil(2) } else { depth };
+        // Relaxed for both: the barrier below orders them. [sleep]
+        self.page().holder.store(holder.slot, Relaxed);
+        failpoint("broadcast arms: holder");
+        self.page().producer.room_seq.store(holder.number + wanted, Relaxed);
+        failpoint("broadcast arms: room_seq");
+        self.inner.sleeper().arm(barrier);
+        self.keep_for(false);
+        let ready = self.holder().is_none_or(|now| now.slot != holder.slot)
+            || match bytes {
+                Some(bytes) => self.inner.has_space(bytes),
+                None => false,
+            };
+        if ready {
+            self.inner.disarm();
+        }
+        !ready
+    }
+
+    /// Ends the announced sleep.
+    pub fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+
+    /// Whether a sleep needs a time-out of a millisecond, because the consumer that should ring does not fence yet.
+    pub fn needs_timed_wait(&mut self) -> bool {
+        let holder = self.holder();
+        let is_fenced = |slot: &Slot| holder.is_none_or(|holder| holder.slot != slot.slot) || slot.page().is_fenced();
+        self.inner.sleeper().needs_fenced_wakers() && !self.slots.iter().all(is_fenced)
+    }
+
+    /// Requires the consumers to fence, because the kernel has refused `membarrier`.
+    pub fn request_fencing(&mut self) {
+        self.inner.request_fencing();
+    }
+
+    /// The number of the next message.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The number of the oldest message that the producer has not given up.
+    pub fn kept(&self) -> u64 {
+        self.kept
+    }
+
+    /// The largest message.
+    pub fn message_bytes_max(&self) -> u64 {
+        self.inner.message_bytes_max()
+    }
+
+    /// Sets the window: see [`Producer::set_window`]. Initially [`WINDOW`].
+    pub fn set_window(&mut self, bytes: u64) {
+        self.inner.set_window(bytes);
+    }
+
+    /// The slack of a consumer that names none: the window.
+    pub const SLACK: u64 = WINDOW;
+
+    /// Sets how many bytes of the data have memory behind them: see [`Producer::set_backed`].
+    pub fn set_backed(&mut self, bytes: u64) {
+        self.inner.set_backed(bytes);
+    }
+
+    /// Closes the producer for good. The caller must ring all consumers afterwards.
+    pub fn close(&mut self) {
+        self.inner.close();
+    }
+}

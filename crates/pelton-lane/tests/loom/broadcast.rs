@@ -1,0 +1,315 @@
+//! A broadcast lane under loom: a consumer that is passed, one that gates, one that leaves, and wake-ups.
+//! `lane.rs` says how the models run.
+
+use crate::lane::{Doorbell, heavy, model, sleep_model};
+use loom::sync::Arc;
+use loom::thread;
+use pelton_lane::*;
+use std::ptr::NonNull;
+
+const CAPACITY: u64 = 128;
+const LAG: Policy = Policy::Lag { slack: 0 };
+
+/// The pages and words of one run of a model, freed at its end.
+struct Lane {
+    memory: BroadcastMemory,
+    cursors: [NonNull<CursorPage>; 2],
+    words: *mut [LoomWord],
+}
+
+// SAFETY: loom checks each access to its atomics and cells.
+unsafe impl Send for Lane {}
+// SAFETY: loom checks each access to its atomics and cells.
+unsafe impl Sync for Lane {}
+
+impl Lane {
+    fn new(policies: [Policy; 2]) -> Arc<Lane> {
+        let words = Box::into_raw((0..CAPACITY / 8).map(|_| LoomWord::new()).collect::<Vec<_>>().into_boxed_slice());
+        let page = BroadcastPage::new(CAPACITY, message_bytes_limit(CAPACITY), 1, 1);
+        let memory = BroadcastMemory {
+            producer: NonNull::from(Box::leak(Box::new(page))),
+            // SAFETY: the words live until the drop below.
+            data: unsafe { Data::new(NonNull::new(words.cast()).unwrap(), CAPACITY) },
+        };
+        let cursors = policies.map(|policy| NonNull::from(Box::leak(Box::new(CursorPage::new(policy, 2)))));
+        Arc::new(Lane { memory, cursors, words })
+    }
+
+    fn producer(&self, can_barrier: bool) -> BroadcastProducer {
+        // SAFETY: the pages outlive the sides, and the lane has one producer.
+        unsafe { BroadcastProducer::attach(self.memory, 1, can_barrier) }
+    }
+
+    fn join(&self, producer: &mut BroadcastProducer, cursor: usize, can_barrier: bool) -> BroadcastConsumer {
+        // SAFETY: the pages outlive the sides, and each cursor has one consumer.
+        unsafe {
+            let page = self.cursors[cursor];
+            let policy = page.as_ref().policy().unwrap();
+            let joined = producer.join(page, StartFrom::Now).unwrap().unwrap();
+            let bytes_max = message_bytes_limit(CAPACITY);
+            BroadcastConsumer::attach(self.memory, page, policy, joined, bytes_max, can_barrier).unwrap()
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // SAFETY: `new` made each pointer from a box; only this frees them, once.
+        unsafe {
+            drop(Box::from_raw(self.memory.producer.as_ptr()));
+            self.cursors.iter().for_each(|page| drop(Box::from_raw(page.as_ptr())));
+            drop(Box::from_raw(self.words));
+        }
+    }
+}
+
+fn publish(producer: &mut BroadcastProducer, payload: &[u8]) -> Option<u64> {
+    let space = producer.try_reserve(payload.len() as u64).unwrap()?;
+    producer.copy_in(space, payload);
+    Some(producer.commit(space, payload.len() as u64))
+}
+
+fn receive(consumer: &mut BroadcastConsumer, expected: &[u8]) -> Option<Wake> {
+    let record = consumer.peek().unwrap()?;
+    let mut payload = vec![0; record.bytes as usize];
+    consumer.copy_out(&record, &mut payload);
+    assert_eq!(payload, expected);
+    consumer.take(&record);
+    Some(consumer.release())
+}
+
+/// Receives what there is, at most `times` times: each message is whole and has its number, or is counted as missed.
+fn copy(consumer: &mut BroadcastConsumer, times: usize) {
+    let mut buffer = Vec::new();
+    for _ in 0..times {
+        let before = consumer.number();
+        match consumer.copy(&mut buffer).unwrap() {
+            Some(Copied::Message) => assert_eq!(buffer, [consumer.number() as u8 - 1; 24]),
+            Some(Copied::Missed(missed)) => assert_eq!(consumer.number(), before + missed),
+            None => {}
+        }
+    }
+}
+
+/// [keep]: a consumer that is passed while it copies finds that out.
+#[test]
+fn lap_overrun_a_message_that_is_overwritten_is_not_delivered() {
+    model(3, || {
+        let lane = Lane::new([LAG; 2]);
+        let mut producer = lane.producer(true);
+        let mut consumer = lane.join(&mut producer, 0, true);
+        for n in 1..=3u8 {
+            assert_eq!(publish(&mut producer, &[n; 24]), Some(0));
+        }
+        let sender = thread::spawn(move || assert_eq!(publish(&mut producer, &[4; 24]), Some(0)));
+        copy(&mut consumer, 2);
+        sender.join().unwrap();
+    });
+}
+
+/// [keep]: a consumer that was passed finds, at the place where it goes on, no record of an earlier lap.
+#[test]
+fn keep_a_consumer_that_was_passed_goes_on_at_a_whole_place() {
+    model(2, || {
+        let lane = Lane::new([LAG; 2]);
+        let mut producer = lane.producer(true);
+        let mut consumer = lane.join(&mut producer, 0, true);
+        for n in 1..=3u8 {
+            assert_eq!(publish(&mut producer, &[n; 24]), Some(0));
+        }
+        // The sixth needs space again. So it moves `kept` to a place where the third message's header stood.
+        let sender = thread::spawn(move || {
+            for n in 4..=6u8 {
+                assert_eq!(publish(&mut producer, &[n; 24]), Some(0));
+            }
+        });
+        copy(&mut consumer, 3);
+        sender.join().unwrap();
+    });
+}
+
+/// [keep]: the newest message is whole, also while the next one overwrites it.
+#[test]
+fn keep_lap_overrun_the_newest_message_is_whole() {
+    model(2, || {
+        let lane = Lane::new([Policy::Latest; 2]);
+        let mut producer = lane.producer(true);
+        let mut consumer = lane.join(&mut producer, 0, true);
+        assert_eq!(publish(&mut producer, &[1; 24]), Some(0));
+        let sender = thread::spawn(move || {
+            for n in 2..=4u8 {
+                assert_eq!(publish(&mut producer, &[n; 24]), Some(0));
+            }
+        });
+        copy(&mut consumer, 2);
+        sender.join().unwrap();
+        copy(&mut consumer, 1);
+        assert_eq!(consumer.number(), 5, "the last one arrives");
+    });
+}
+
+/// [publish]: a visible message is complete.
+#[test]
+fn publish_a_consumer_that_gates_reads_whole_messages() {
+    model(3, || {
+        let lane = Lane::new([Policy::Gate; 2]);
+        let mut producer = lane.producer(true);
+        let mut consumer = lane.join(&mut producer, 0, true);
+        let sender = thread::spawn(move || {
+            for n in 1..=2u8 {
+                assert_eq!(publish(&mut producer, &[n; 12]), Some(0));
+            }
+        });
+        for n in 1..=2u8 {
+            while receive(&mut consumer, &[n; 12]).is_none() {
+                thread::yield_now();
+            }
+        }
+        sender.join().unwrap();
+    });
+}
+
+/// [release]: the producer overwrites a message only after each of two consumers has read it.
+#[test]
+fn release_the_slower_of_two_consumers_is_not_overwritten() {
+    model(2, || {
+        let lane = Lane::new([Policy::Gate; 2]);
+        let mut producer = lane.producer(true);
+        let consumers = [0, 1].map(|cursor| lane.join(&mut producer, cursor, true));
+        for n in 1..=3u8 {
+            assert_eq!(publish(&mut producer, &[n; 32]), Some(0));
+        }
+        let readers = consumers.map(|mut consumer| {
+            thread::spawn(move || {
+                for n in 1..=3u8 {
+                    assert_eq!(receive(&mut consumer, &[n; 32]), Some(Wake::None));
+                }
+            })
+        });
+        while publish(&mut producer, &[4; 32]).is_none() {
+            thread::yield_now();
+        }
+        readers.map(|reader| reader.join().unwrap());
+    });
+}
+
+/// [close]: a consumer that leaves has finished reading, and the producer does not wait for it.
+#[test]
+fn close_a_consumer_that_leaves_has_finished_reading() {
+    model(3, || {
+        let lane = Lane::new([Policy::Gate; 2]);
+        let mut producer = lane.producer(true);
+        let mut leaving = lane.join(&mut producer, 0, true);
+        for n in 1..=3u8 {
+            assert_eq!(publish(&mut producer, &[n; 32]), Some(0));
+        }
+        let sender = thread::spawn(move || {
+            while publish(&mut producer, &[4; 32]).is_none() {
+                thread::yield_now();
+            }
+            let (slot, loss) = producer.lost().unwrap();
+            assert_eq!((slot, loss), (0, CursorLoss::Closed));
+            producer.remove(slot);
+        });
+        let record = leaving.peek().unwrap().unwrap();
+        let mut payload = [0; 32];
+        leaving.copy_out(&record, &mut payload);
+        assert_eq!(payload, [1; 32]);
+        leaving.close();
+        sender.join().unwrap();
+    });
+}
+
+/// [sleep], consumers: each of two that sleep is rung.
+fn sleeping_consumers(producer_barrier: bool, consumer_barrier: bool) {
+    sleep_model(2, producer_barrier && consumer_barrier, move || {
+        let lane = Lane::new([Policy::Gate; 2]);
+        let mut producer = lane.producer(producer_barrier);
+        let doorbells = [Doorbell::new(), Doorbell::new()];
+        let consumers = [0, 1].map(|cursor| lane.join(&mut producer, cursor, consumer_barrier));
+        // The words are taken over before the threads start, so that the models stay small.
+        let sides = consumers.map(|consumer| {
+            // SAFETY: the pages live to the end of the model.
+            let sleeper = unsafe { consumer.sleeper(consumer_barrier) };
+            (consumer, sleeper)
+        });
+        let threads: Vec<_> = sides
+            .into_iter()
+            .zip(doorbells.clone())
+            .map(|((mut consumer, mut sleeper), doorbell)| {
+                thread::spawn(move || {
+                    while receive(&mut consumer, &[1; 4]).is_none() {
+                        sleeper.arm(heavy);
+                        if consumer.peek().unwrap().is_none() {
+                            doorbell.wait();
+                        }
+                        sleeper.disarm();
+                    }
+                })
+            })
+            .collect();
+        let asleep = publish(&mut producer, &[1; 4]).unwrap();
+        (0..2).filter(|slot| asleep & 1 << slot != 0).for_each(|slot| doorbells[slot].ring());
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn light_heavy_sleeping_consumers_are_rung_with_membarrier() {
+    sleeping_consumers(true, true);
+}
+
+#[test]
+fn fence_sleeping_consumers_are_rung_when_no_membarrier_reaches_the_producer() {
+    sleeping_consumers(false, true);
+}
+
+#[test]
+fn fence_sleeping_consumers_without_membarrier_are_rung() {
+    sleeping_consumers(true, false);
+}
+
+/// [sleep], producer: the slowest consumer rings it.
+fn waiting_producer(producer_barrier: bool, consumer_barrier: bool) {
+    sleep_model(2, producer_barrier && consumer_barrier, move || {
+        let lane = Lane::new([Policy::Gate; 2]);
+        let mut producer = lane.producer(producer_barrier);
+        let doorbell = Doorbell::new();
+        let mut consumers = [0, 1].map(|cursor| lane.join(&mut producer, cursor, consumer_barrier));
+        for n in 1..=3u8 {
+            assert!(publish(&mut producer, &[n; 32]).is_some());
+        }
+        // The other one is not the holder. Its releases come before, so that the model stays small.
+        for n in 1..=3u8 {
+            assert_eq!(receive(&mut consumers[1], &[n; 32]), Some(Wake::None));
+        }
+        let sender = thread::spawn({
+            let doorbell = doorbell.clone();
+            move || {
+                while publish(&mut producer, &[4; 32]).is_none() {
+                    if producer.arm(Some(32), heavy) {
+                        doorbell.wait();
+                    }
+                    producer.disarm();
+                }
+            }
+        });
+        for n in 1..=3u8 {
+            if receive(&mut consumers[0], &[n; 32]).unwrap() == Wake::Ring {
+                doorbell.ring();
+            }
+        }
+        sender.join().unwrap();
+    });
+}
+
+#[test]
+fn light_heavy_a_waiting_producer_is_rung_by_its_holder_with_membarrier() {
+    waiting_producer(true, true);
+}
+
+#[test]
+fn fence_a_waiting_producer_is_rung_by_its_holder_without_membarrier() {
+    waiting_producer(false, true);
+    waiting_producer(true, false);
+}
