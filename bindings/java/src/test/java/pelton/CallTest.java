@@ -15,10 +15,12 @@ import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Executor;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.FutureTask;
 import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.logging.Level;
 import java.util.logging.Logger;
@@ -140,6 +142,35 @@ class CallTest {
             Request notified = requests.take();
             assertTrue(notified.isNotification());
             assertArrayEquals(new byte[] {8}, notified.bytes());
+        }
+    }
+
+    @Test
+    void an_executor_handles_or_rejects_requests() throws Exception {
+        try (Service service = Service.listen(name)) {
+            FutureTask<Thread> ran = new FutureTask<>(() -> {
+                service.run(
+                        request -> Thread.currentThread().getName().getBytes(),
+                        // The second request is rejected.
+                        new Executor() {
+                            private int count;
+
+                            @Override
+                            public void execute(Runnable task) {
+                                if (count++ == 1) throw new RejectedExecutionException();
+                                task.run();
+                            }
+                        });
+                return Thread.currentThread();
+            });
+            Thread.ofPlatform().daemon().name("receives").start(ran);
+            try (Client client = Client.connect(name, PATIENT)) {
+                assertEquals("receives", new String(client.call(new byte[0])));
+                assertThrows(PeltonException.Abandoned.class, () -> client.call(new byte[0]));
+                assertEquals("receives", new String(client.call(new byte[0])));
+            }
+            service.stop();
+            ran.get(60, TimeUnit.SECONDS);
         }
     }
 
