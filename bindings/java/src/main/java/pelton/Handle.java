@@ -9,6 +9,7 @@ import java.lang.invoke.MethodHandles;
 import java.lang.invoke.VarHandle;
 import java.lang.ref.Cleaner;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.Function;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -18,7 +19,8 @@ import org.jspecify.annotations.Nullable;
  * <p>{@link #close} it, best by {@code try (...)}. A handle that becomes garbage is closed too, and the first such one
  * is logged as a warning.
  */
-public abstract sealed class Handle implements AutoCloseable permits Listener, Receiver, Sender {
+public abstract sealed class Handle implements AutoCloseable
+        permits Appender, Client, Listener, Receiver, RecordFile, RecordReader, Sender, Service {
     private static final Cleaner CLEANER = Cleaner.create();
     private static final AtomicBoolean HAS_WARNED = new AtomicBoolean();
     private static final VarHandle USER;
@@ -78,9 +80,23 @@ public abstract sealed class Handle implements AutoCloseable permits Listener, R
         if (other != null) throw inUse(other, me);
         if (open.address == 0) {
             exit();
-            throw new IllegalStateException("the " + open.kind + " is closed: open another one");
+            throw closed();
         }
         return open.address;
+    }
+
+    /** The C handle, for a class that orders its threads itself. */
+    final long address() {
+        if (open.address == 0) throw closed();
+        return open.address;
+    }
+
+    final boolean isOpen() {
+        return open.address != 0;
+    }
+
+    private IllegalStateException closed() {
+        return new IllegalStateException("the " + open.kind + " is closed: open another one");
     }
 
     private WrongThreadException inUse(Thread other, Thread me) {
@@ -102,6 +118,11 @@ public abstract sealed class Handle implements AutoCloseable permits Listener, R
 
     /** Parks the calling virtual thread until the handle's armed descriptor is readable, or the deadline. */
     final void park(MethodHandle descriptorOf, long address, long deadlineNs) throws InterruptedException {
+        interest(descriptorOf, address).await(deadlineNs);
+    }
+
+    /** The interest in the handle's descriptor, which ends with the handle. */
+    final Poller.Interest interest(MethodHandle descriptorOf, long address) {
         if (open.interest == null) {
             try {
                 open.interest = Poller.interest((int) descriptorOf.invokeExact(address));
@@ -109,7 +130,7 @@ public abstract sealed class Handle implements AutoCloseable permits Listener, R
                 throw Native.unexpected(failure);
             }
         }
-        open.interest.await(deadlineNs);
+        return open.interest;
     }
 
     /** Calls a function (handle, deadline) that waits, in slices, so that an interrupt ends the wait. */
@@ -128,11 +149,15 @@ public abstract sealed class Handle implements AutoCloseable permits Listener, R
 
     /** Opens an endpoint without a wait in the library: returns the C handle. */
     static long openInSteps(
-            MethodHandle start, MethodHandle descriptorOf, MethodHandle finish, String name, Options options)
+            MethodHandle start,
+            MethodHandle descriptorOf,
+            MethodHandle finish,
+            String name,
+            Function<Arena, MemorySegment> options)
             throws InterruptedException {
         try (Arena arena = Arena.ofConfined()) {
             MemorySegment out = arena.allocate(8, 8);
-            PeltonException.check((int) start.invokeExact(arena.allocateFrom(name), options.channel(arena), out));
+            PeltonException.check((int) start.invokeExact(arena.allocateFrom(name), options.apply(arena), out));
             long opening = out.get(ValueLayout.JAVA_LONG, 0);
             try {
                 int descriptor = (int) descriptorOf.invokeExact(opening);

@@ -75,6 +75,12 @@ public final class Message {
         return isRedelivered;
     }
 
+    /** Returns the span of which the message is a part, in W3C's text, or null. */
+    public @Nullable String traceparent() {
+        check();
+        return receiver.handledTraceparent();
+    }
+
     /** Returns the byte at the offset. */
     public byte getByte(long offset) {
         return MEMORY.get(JAVA_BYTE, at(offset, 1));

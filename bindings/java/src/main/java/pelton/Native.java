@@ -15,6 +15,7 @@ import java.lang.foreign.SymbolLookup;
 import java.lang.invoke.MethodHandle;
 import java.nio.file.Path;
 import java.time.Duration;
+import org.jspecify.annotations.Nullable;
 
 /**
  * The functions of libpelton and of the kernel that the binding calls. A handle is passed as its address, a long.
@@ -27,6 +28,8 @@ final class Native {
     static final long FOREVER = Long.MAX_VALUE;
     /** The longest call that waits: an interrupt ends the wait after at most that. */
     static final long SLICE_NS = 50_000_000;
+
+    private static final int TRACEPARENT_SIZE = 56;
 
     private static final Linker LINKER = Linker.nativeLinker();
     private static final AddressLayout TEXT =
@@ -53,6 +56,8 @@ final class Native {
 
     static final MethodHandle TRY_SEND =
             function("pelton_sender_send", CRITICAL_HEAP, JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle TRY_SEND_TRACED = function(
+            "pelton_sender_send_traced", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, ADDRESS, JAVA_LONG);
     static final MethodHandle SENDER_SEND_BATCH =
             function("pelton_sender_send_batch", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, JAVA_LONG);
     static final MethodHandle SENDER_RESERVE =
@@ -75,10 +80,69 @@ final class Native {
     /** For a message with descriptors, whose closing can wait. */
     static final MethodHandle RELEASE_DESCRIPTORS = function("pelton_receiver_release", JAVA_INT, JAVA_LONG);
     static final MethodHandle RECEIVER_RESUME = function("pelton_receiver_resume", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle RECEIVER_TRACEPARENT =
+            function("pelton_receiver_traceparent", JAVA_INT, JAVA_LONG, ADDRESS);
     static final MethodHandle RECEIVER_FD = function("pelton_receiver_fd", JAVA_INT, JAVA_LONG);
     static final MethodHandle RECEIVER_POLL = function("pelton_receiver_poll", JAVA_INT, JAVA_LONG);
     static final MethodHandle RECEIVER_ARM = function("pelton_receiver_arm", JAVA_INT, JAVA_LONG);
     static final MethodHandle RECEIVER_DISARM = function("pelton_receiver_disarm", JAVA_INT, JAVA_LONG);
+
+    static final MethodHandle CLIENT_OPEN_START = opening("pelton_client_open_start");
+    static final MethodHandle CLIENT_OPENING_FD = function("pelton_client_opening_fd", JAVA_INT, JAVA_LONG);
+    static final MethodHandle CLIENT_OPENING_FINISH =
+            function("pelton_client_opening_finish", JAVA_INT, JAVA_LONG, ADDRESS);
+    static final MethodHandle CLIENT_SUBMIT = function(
+            "pelton_client_submit", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, JAVA_INT, JAVA_LONG, ADDRESS);
+    static final MethodHandle CLIENT_SUBMIT_TRACED = function(
+            "pelton_client_submit_traced",
+            JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, ADDRESS, JAVA_INT, JAVA_LONG, ADDRESS);
+    static final MethodHandle CLIENT_NOTIFY =
+            function("pelton_client_notify", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle CLIENT_RESERVE =
+            function("pelton_client_reserve", JAVA_INT, JAVA_LONG, JAVA_LONG, JAVA_LONG, ADDRESS);
+    static final MethodHandle CLIENT_ABORT = function("pelton_client_abort", JAVA_INT, JAVA_LONG);
+    static final MethodHandle CLIENT_AWAIT =
+            function("pelton_client_await", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
+    static final MethodHandle CLIENT_RELEASE = function("pelton_client_release", JAVA_INT, JAVA_LONG);
+    static final MethodHandle CLIENT_CANCEL = function("pelton_client_cancel", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle CLIENT_FD = function("pelton_client_fd", JAVA_INT, JAVA_LONG);
+    static final MethodHandle CLIENT_POLL = function("pelton_client_poll", JAVA_INT, JAVA_LONG);
+    static final MethodHandle CLIENT_ARM = function("pelton_client_arm", JAVA_INT, JAVA_LONG);
+    static final MethodHandle CLIENT_DISARM = function("pelton_client_disarm", JAVA_INT, JAVA_LONG);
+
+    static final MethodHandle SERVICE_OPEN = opening("pelton_service_open");
+    static final MethodHandle SERVICE_RECEIVE =
+            function("pelton_service_receive", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
+    static final MethodHandle SERVICE_RELEASE = function("pelton_service_release", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SERVICE_STOP = function("pelton_service_stop", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SERVICE_DRAIN = function("pelton_service_drain", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SERVICE_FD = function("pelton_service_fd", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SERVICE_POLL = function("pelton_service_poll", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SERVICE_ARM = function("pelton_service_arm", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SERVICE_DISARM = function("pelton_service_disarm", JAVA_INT, JAVA_LONG);
+    static final MethodHandle RESPONDER_REPLY =
+            function("pelton_responder_reply", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG);
+    static final MethodHandle RESPONDER_FAIL =
+            function("pelton_responder_fail", JAVA_INT, JAVA_LONG, JAVA_INT, ADDRESS, JAVA_LONG);
+    static final MethodHandle RESPONDER_PART =
+            function("pelton_responder_part", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle RESPONDER_END = function("pelton_responder_end", JAVA_INT, JAVA_LONG);
+    static final MethodHandle RESPONDER_TRACEPARENT =
+            function("pelton_responder_traceparent", JAVA_INT, JAVA_LONG, ADDRESS);
+    static final MethodHandle RESPONDER_IS_CANCELLED =
+            function("pelton_responder_is_cancelled", JAVA_INT, JAVA_LONG);
+
+    static final MethodHandle APPENDERS_TO_RECORD_FILE =
+            function("pelton_appenders_to_record_file", JAVA_INT, ADDRESS, ADDRESS, ADDRESS, ADDRESS);
+    static final MethodHandle APPENDERS_APPENDER =
+            function("pelton_appenders_appender", JAVA_INT, JAVA_LONG, ADDRESS);
+    static final MethodHandle APPENDERS_FLUSH = function("pelton_appenders_flush", JAVA_INT, JAVA_LONG);
+    static final MethodHandle APPENDERS_SYNC = function("pelton_appenders_sync", JAVA_INT, JAVA_LONG);
+    static final MethodHandle APPENDER_RESERVE =
+            function("pelton_appender_reserve", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
+    static final MethodHandle APPENDER_COMMIT = function("pelton_appender_commit", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle RECORDS_OPEN = function("pelton_records_open", JAVA_INT, ADDRESS, ADDRESS);
+    static final MethodHandle RECORDS_NEXT = function("pelton_records_next", JAVA_INT, JAVA_LONG, ADDRESS);
 
     private static final MethodHandle DEADLINE = function("pelton_deadline", JAVA_LONG, JAVA_LONG);
     private static final MethodHandle ERROR_DETAIL = function("pelton_error_detail", TEXT);
@@ -140,10 +204,31 @@ final class Native {
         return new AssertionError(failure);
     }
 
+    /** The text of a function (handle, out) that writes a traceparent, or null if there is none. */
+    static @Nullable String traceparent(MethodHandle function, long address) {
+        try (Arena arena = Arena.ofConfined()) {
+            MemorySegment text = arena.allocate(TRACEPARENT_SIZE);
+            int result = (int) function.invokeExact(address, text);
+            PeltonException.check(result);
+            return result == 1 ? text.getString(0) : null;
+        } catch (Throwable failure) {
+            throw unexpected(failure);
+        }
+    }
+
+    /** The general text of a code, of which the library has said nothing more. */
+    static String codeText(int code) {
+        try {
+            return ((MemorySegment) CODE_TEXT.invokeExact(code)).getString(0);
+        } catch (Throwable failure) {
+            throw unexpected(failure);
+        }
+    }
+
     static String errorText(int code) {
         try {
             String detail = ((MemorySegment) ERROR_DETAIL.invokeExact()).getString(0);
-            return detail.isEmpty() ? ((MemorySegment) CODE_TEXT.invokeExact(code)).getString(0) : detail;
+            return detail.isEmpty() ? codeText(code) : detail;
         } catch (Throwable failure) {
             throw unexpected(failure);
         }

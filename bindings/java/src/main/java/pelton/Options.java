@@ -9,58 +9,79 @@ import org.jspecify.annotations.Nullable;
 /**
  * Options of endpoints. {@link #DEFAULTS} suits most channels; {@code with} methods return changed copies.
  *
- * @param capacity bytes of the lane, 64 MiB if 0. Memory is used only as needed
+ * @param capacity bytes of the lane, 64 MiB if 0, of calls 4 MiB. Memory is used only as needed
  * @param messageBytesMax bytes of the largest message, half of the capacity if 0
  * @param timeout how long opening waits for a listener, for a path's channel or its role; null does not wait for these
  * @param spin the endpoint never sleeps: the lowest latency, for a whole processor
  * @param create a path's channel is created if there is none
  * @param lanes the largest number of senders of a created path's channel, 1 if 0
+ * @param callBytesMax bytes of the largest request that a service accepts, or reply that a client does, 64 MiB if 0
+ * @param traced a sender's messages, or those of a created path's channel, may carry a traceparent; such a channel has
+ *     no receiver of an earlier version
  */
 public record Options(
-        long capacity, long messageBytesMax, @Nullable Duration timeout, boolean spin, boolean create, int lanes) {
-    /** A lane of 64 MiB, and no wait for the peer. */
-    public static final Options DEFAULTS = new Options(0, 0, null, false, false, 0);
+        long capacity,
+        long messageBytesMax,
+        @Nullable Duration timeout,
+        boolean spin,
+        boolean create,
+        int lanes,
+        long callBytesMax,
+        boolean traced) {
+    /** Lanes of 64 MiB, of calls 4 MiB, and no wait for the peer. */
+    public static final Options DEFAULTS = new Options(0, 0, null, false, false, 0, 0, false);
 
     /** Returns a copy with this many bytes of the lane. */
     public Options withCapacity(long bytes) {
-        return new Options(bytes, messageBytesMax, timeout, spin, create, lanes);
+        return new Options(bytes, messageBytesMax, timeout, spin, create, lanes, callBytesMax, traced);
     }
 
     /** Returns a copy with this limit of a message. */
     public Options withMessageBytesMax(long bytes) {
-        return new Options(capacity, bytes, timeout, spin, create, lanes);
+        return new Options(capacity, bytes, timeout, spin, create, lanes, callBytesMax, traced);
     }
 
     /** Returns a copy that waits so long for its peer. */
     public Options withTimeout(Duration timeout) {
-        return new Options(capacity, messageBytesMax, timeout, spin, create, lanes);
+        return new Options(capacity, messageBytesMax, timeout, spin, create, lanes, callBytesMax, traced);
     }
 
     /** Returns a copy that never sleeps. */
     public Options withSpin(boolean spin) {
-        return new Options(capacity, messageBytesMax, timeout, spin, create, lanes);
+        return new Options(capacity, messageBytesMax, timeout, spin, create, lanes, callBytesMax, traced);
     }
 
     /** Returns a copy that creates a path's channel if there is none. */
     public Options withCreate(boolean create) {
-        return new Options(capacity, messageBytesMax, timeout, spin, create, lanes);
+        return new Options(capacity, messageBytesMax, timeout, spin, create, lanes, callBytesMax, traced);
     }
 
     /** Returns a copy with this number of senders of a created path's channel. */
     public Options withLanes(int lanes) {
-        return new Options(capacity, messageBytesMax, timeout, spin, create, lanes);
+        return new Options(capacity, messageBytesMax, timeout, spin, create, lanes, callBytesMax, traced);
+    }
+
+    /** Returns a copy with this limit of requests that a service accepts, or of replies that a client does. */
+    public Options withCallBytesMax(long bytes) {
+        return new Options(capacity, messageBytesMax, timeout, spin, create, lanes, bytes, traced);
+    }
+
+    /** Returns a copy that permits traceparents: see {@link Sender#sendTraced}. */
+    public Options withTraced(boolean traced) {
+        return new Options(capacity, messageBytesMax, timeout, spin, create, lanes, callBytesMax, traced);
     }
 
     /** As {@code pelton_channel_options}. */
     MemorySegment channel(Arena arena) {
-        MemorySegment options = arena.allocate(72, 8);
-        options.set(ValueLayout.JAVA_INT, 0, 72);
+        MemorySegment options = arena.allocate(80, 8);
+        options.set(ValueLayout.JAVA_INT, 0, 80);
         options.set(ValueLayout.JAVA_INT, 4, spin ? 1 : 0);
         options.set(ValueLayout.JAVA_LONG, 8, capacity);
         options.set(ValueLayout.JAVA_LONG, 16, messageBytesMax);
         options.set(ValueLayout.JAVA_LONG, 40, timeout == null ? 0 : Native.deadline(timeout));
         options.set(ValueLayout.JAVA_INT, 60, create ? 1 : 0);
         options.set(ValueLayout.JAVA_INT, 68, lanes);
+        options.set(ValueLayout.JAVA_INT, 72, traced ? 1 : 0);
         return options;
     }
 
@@ -71,6 +92,28 @@ public record Options(
         options.set(ValueLayout.JAVA_INT, 4, spin ? 1 : 0);
         options.set(ValueLayout.JAVA_LONG, 8, capacity);
         options.set(ValueLayout.JAVA_LONG, 16, messageBytesMax);
+        return options;
+    }
+
+    /** As {@code pelton_client_options}. */
+    MemorySegment client(Arena arena) {
+        MemorySegment options = calls(arena, 80);
+        options.set(ValueLayout.JAVA_LONG, 48, timeout == null ? 0 : Native.deadline(timeout));
+        return options;
+    }
+
+    /** As {@code pelton_service_options}. */
+    MemorySegment service(Arena arena) {
+        return calls(arena, 64);
+    }
+
+    private MemorySegment calls(Arena arena, int bytes) {
+        MemorySegment options = arena.allocate(bytes, 8);
+        options.set(ValueLayout.JAVA_INT, 0, bytes);
+        options.set(ValueLayout.JAVA_INT, 4, spin ? 1 : 0);
+        options.set(ValueLayout.JAVA_LONG, 8, capacity);
+        options.set(ValueLayout.JAVA_LONG, 16, messageBytesMax);
+        options.set(ValueLayout.JAVA_LONG, 40, callBytesMax);
         return options;
     }
 }

@@ -1,5 +1,7 @@
 package pelton;
 
+import java.nio.charset.StandardCharsets;
+
 /**
  * Every error of pelton. The message says what was found, what was wanted, and what to do. Full, empty and a passed
  * timeout are answers of the methods, not errors.
@@ -55,7 +57,44 @@ public sealed class PeltonException extends RuntimeException {
         }
     }
 
-    /** Opening has reached its deadline; the text says what it waited for. */
+    /**
+     * The service failed the call, with a code and bytes of its own. A handler throws it to fail its call so. {@link
+     * #code} is then the service's, unsigned; 1 is another exception of its handler, and codes from 0xffff0000 are
+     * pelton's own.
+     */
+    public static final class Failed extends PeltonException {
+        private static final long serialVersionUID = 1;
+
+        private final byte[] bytes;
+
+        /** Creates one to throw in a handler. */
+        public Failed(int code, byte[] bytes) {
+            super(code, "the service failed the call with code " + Integer.toUnsignedString(code) + ": "
+                    + new String(bytes, StandardCharsets.UTF_8));
+            this.bytes = bytes.clone();
+        }
+
+        /** As {@link #Failed(int, byte[])}, with a text. */
+        public Failed(int code, String text) {
+            this(code, text.getBytes(StandardCharsets.UTF_8));
+        }
+
+        /** Returns the bytes as the service sent them. */
+        public byte[] bytes() {
+            return bytes.clone();
+        }
+    }
+
+    /** The service dropped the call without a reply. {@link #code} is 0. */
+    public static final class Abandoned extends PeltonException {
+        private static final long serialVersionUID = 1;
+
+        Abandoned() {
+            super(OK, "the service dropped the call without a reply: see its log");
+        }
+    }
+
+    /** Opening, or a call, has reached its deadline; the text says what it waited for. */
     public static final class TimedOut extends PeltonException {
         private static final long serialVersionUID = 1;
 
@@ -70,12 +109,16 @@ public sealed class PeltonException extends RuntimeException {
     static final int CLOSED = -2;
     static final int PEER_DIED = -3;
     static final int TOO_LARGE = -4;
+    static final int REFUSED = -9;
     static final int NO_LISTENER = -11;
     static final int TIMED_OUT = -34;
 
     /** The exception for a code that the calling thread's last call into the library returned. */
     static PeltonException of(int code) {
-        String text = Native.errorText(code);
+        return of(code, Native.errorText(code));
+    }
+
+    static PeltonException of(int code, String text) {
         return switch (code) {
             case CLOSED -> new Closed(text);
             case PEER_DIED -> new PeerDied(text);

@@ -77,7 +77,8 @@ final class Poller {
             INTERESTS.put(id, this);
         }
 
-        private void wake() {
+        /** Ends the wait that has begun, of whichever thread. Any thread. */
+        void wake() {
             isReady = true;
             LockSupport.unpark(waiting);
         }
@@ -87,11 +88,21 @@ final class Poller {
          * readable.
          */
         boolean await(long deadlineNs) throws InterruptedException {
+            begin();
+            return parkUntil(deadlineNs);
+        }
+
+        /** Begins a wait of the calling thread: events and {@link #wake} from now on end its {@link #parkUntil}. */
+        void begin() {
             isReady = false;
             waiting = Thread.currentThread();
+            control(isAdded ? MODIFY : ADD);
+            isAdded = true;
+        }
+
+        /** The rest of {@link #await}, after {@link #begin}. */
+        boolean parkUntil(long deadlineNs) throws InterruptedException {
             try {
-                control(isAdded ? MODIFY : ADD);
-                isAdded = true;
                 while (!isReady) {
                     if (Thread.interrupted()) throw new InterruptedException();
                     if (deadlineNs == Native.FOREVER) {

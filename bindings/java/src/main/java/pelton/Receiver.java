@@ -44,7 +44,7 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
      */
     public static Receiver connect(String name, Options options) throws InterruptedException {
         return new Receiver(openInSteps(
-                Native.RECEIVER_OPEN_START, Native.RECEIVER_OPENING_FD, Native.RECEIVER_OPENING_FINISH, name, options));
+                Native.RECEIVER_OPEN_START, Native.RECEIVER_OPENING_FD, Native.RECEIVER_OPENING_FINISH, name, options::channel));
     }
 
     /** As {@link #connect(String, Options)} with {@link Options#DEFAULTS}. */
@@ -155,6 +155,29 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
         } finally {
             exit();
         }
+    }
+
+    /**
+     * Returns the span of which the message is a part that was received last, in W3C's text, or null. In a handler:
+     * {@link Message#traceparent}.
+     */
+    public @Nullable String traceparent() {
+        long address = enter();
+        try {
+            return traceparent(address, received == 0);
+        } finally {
+            exit();
+        }
+    }
+
+    /** Of the message in a handler. */
+    @Nullable String handledTraceparent() {
+        return traceparent(address(), delivered + 1 == received);
+    }
+
+    /** A message with a traceparent is the last one of its batch. */
+    private static @Nullable String traceparent(long address, boolean isLast) {
+        return isLast ? Native.traceparent(Native.RECEIVER_TRACEPARENT, address) : null;
     }
 
     private byte @Nullable [] copy(long deadlineNs) throws InterruptedException {

@@ -20,6 +20,9 @@ public final class Sender extends Handle {
     /** Larger messages are copied by Java: a critical call delays garbage collection for as long as it copies. */
     private static final int CRITICAL_BYTES_MAX = 64 << 10;
 
+    /** Of a message with a traceparent, the additional bytes in the lane. */
+    private static final int TRACED_BYTES = 40;
+
     private final MemorySegment out = Arena.ofAuto().allocate(8, 8);
 
     Sender(long address) {
@@ -33,7 +36,7 @@ public final class Sender extends Handle {
      */
     public static Sender connect(String name, Options options) throws InterruptedException {
         return new Sender(openInSteps(
-                Native.SENDER_OPEN_START, Native.SENDER_OPENING_FD, Native.SENDER_OPENING_FINISH, name, options));
+                Native.SENDER_OPEN_START, Native.SENDER_OPENING_FD, Native.SENDER_OPENING_FINISH, name, options::channel));
     }
 
     /** As {@link #connect(String, Options)} with {@link Options#DEFAULTS}. */
@@ -69,6 +72,39 @@ public final class Sender extends Handle {
         long address = enter();
         try {
             return wasSent(trySend(address, message));
+        } finally {
+            exit();
+        }
+    }
+
+    /**
+     * As {@link #send(byte[])}, with the span of which the message is a part, in W3C's text, for {@link
+     * Receiver#traceparent}. Without the option {@code traced}, or if the text is not valid, the message goes without.
+     */
+    public void sendTraced(byte[] message, String traceparent) throws InterruptedException {
+        sendTraced(message, traceparent, Native.FOREVER);
+    }
+
+    /** As {@link #sendTraced(byte[], String)}; returns false if there is no space within {@code timeout}. */
+    public boolean sendTraced(byte[] message, String traceparent, Duration timeout) throws InterruptedException {
+        return sendTraced(message, traceparent, Native.deadline(timeout));
+    }
+
+    private boolean sendTraced(byte[] message, String traceparent, long deadlineNs) throws InterruptedException {
+        long address = enter(), size = message.length;
+        try (Arena arena = Arena.ofConfined()) {
+            MemorySegment bytes = arena.allocateFrom(JAVA_BYTE, message), span = arena.allocateFrom(traceparent);
+            while (true) {
+                int result =
+                        (int) Native.TRY_SEND_TRACED.invokeExact(address, bytes, size, span, Native.NO_WAIT);
+                // The text has a place of its own in the lane.
+                if (result != PeltonException.AGAIN || !awaitSpace(address, size + TRACED_BYTES, deadlineNs))
+                    return wasSent(result);
+            }
+        } catch (InterruptedException interrupted) {
+            throw interrupted;
+        } catch (Throwable failure) {
+            throw Native.unexpected(failure);
         } finally {
             exit();
         }

@@ -153,6 +153,40 @@ class ChannelTest {
     }
 
     @Test
+    void a_message_has_the_span_of_its_sender() throws Exception {
+        String first = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", second = first.replace("-01", "-00");
+        try (Pair pair = pair(Options.DEFAULTS.withCapacity(64 << 10).withTraced(true))) {
+            for (boolean isHandled : new boolean[] {false, true}) {
+                List<String> spans = new ArrayList<>();
+                pair.sender.send(bytes(0));
+                pair.sender.sendTraced(bytes(1), first);
+                pair.sender.send(bytes(2));
+                pair.sender.sendTraced(bytes(3), "no traceparent");
+                pair.sender.sendTraced(bytes(4), second);
+                if (isHandled) {
+                    while (spans.size() < 5) pair.receiver.receiveMany(message -> spans.add(message.traceparent()), 64);
+                } else {
+                    for (int i = 0; i < 5; i++) {
+                        assertArrayEquals(bytes(i), pair.receiver.receive());
+                        spans.add(pair.receiver.traceparent());
+                    }
+                }
+                assertEquals(Arrays.asList(null, first, null, null, second), spans);
+            }
+            int sent = 0;
+            while (pair.sender.sendTraced(new byte[1000], first, Duration.ZERO)) sent++;
+            Future<Object> later = started(() -> {
+                pair.sender.sendTraced(bytes(5), second);
+                return null;
+            });
+            for (int i = 0; i < sent; i++) assertEquals(1000, pair.receiver.receive().length);
+            later.get();
+            assertArrayEquals(bytes(5), pair.receiver.receive());
+            assertEquals(second, pair.receiver.traceparent());
+        }
+    }
+
+    @Test
     void a_handler_that_throws_loses_no_later_message() throws Exception {
         try (Pair pair = pair(Options.DEFAULTS)) {
             pair.sender.sendAll(List.of(bytes(1), bytes(2), bytes(3)));

@@ -1,0 +1,103 @@
+package pelton;
+
+import java.util.ArrayDeque;
+import java.util.Iterator;
+import java.util.NoSuchElementException;
+import java.util.concurrent.CancellationException;
+import java.util.concurrent.locks.LockSupport;
+import org.jspecify.annotations.Nullable;
+
+/**
+ * A call whose reply comes in parts, from {@link Client#stream}. One thread at a time uses it. Parts that have come and
+ * are not taken are in this process's memory, up to the client's {@code callBytesMax}; beyond it the call is cancelled.
+ *
+ * <p>{@link #close} it: that cancels it, unless it is complete.
+ */
+public final class Call implements Iterable<byte[]>, AutoCloseable {
+    private final Client client;
+    final long deadlineNs;
+    long number;
+    // Guarded by the client's lock.
+    final ArrayDeque<byte[]> parts = new ArrayDeque<>();
+    long waitingBytes;
+    boolean isComplete;
+    @Nullable RuntimeException failure;
+    @Nullable Thread waiting;
+
+    Call(Client client, long deadlineNs) {
+        this.client = client;
+        this.deadlineNs = deadlineNs;
+    }
+
+    void add(byte[] part, boolean isLast) {
+        parts.add(part);
+        waitingBytes += part.length;
+        if (isLast) isComplete = true;
+        LockSupport.unpark(waiting);
+    }
+
+    void end() {
+        isComplete = true;
+        LockSupport.unpark(waiting);
+    }
+
+    void fail(RuntimeException failure) {
+        this.failure = failure;
+        end();
+    }
+
+    byte @Nullable [] take() {
+        byte[] part = parts.poll();
+        if (part != null) waitingBytes -= part.length;
+        else if (failure != null) throw failure;
+        return part;
+    }
+
+    /**
+     * Waits for the next part, and returns it; null is the end. An interrupt cancels the call. Throws as {@link
+     * Client#call(byte[], CallOptions)}, and {@link CancellationException} after {@link #close}.
+     */
+    public byte @Nullable [] next() throws InterruptedException {
+        return client.next(this);
+    }
+
+    /**
+     * Returns an iterator over the parts that are not taken yet. It throws as {@link #next}; an interrupt ends its wait
+     * by a {@link CancellationException}, and the thread remains interrupted.
+     */
+    @Override
+    public Iterator<byte[]> iterator() {
+        return new Iterator<>() {
+            private byte @Nullable [] part;
+            private boolean isAtEnd;
+
+            @Override
+            public boolean hasNext() {
+                if (part == null && !isAtEnd) {
+                    try {
+                        part = Call.this.next();
+                    } catch (InterruptedException interrupted) {
+                        Thread.currentThread().interrupt();
+                        throw new CancellationException("the wait for the call's next part was interrupted");
+                    }
+                    isAtEnd = part == null;
+                }
+                return part != null;
+            }
+
+            @Override
+            public byte[] next() {
+                byte[] next = hasNext() ? part : null;
+                part = null;
+                if (next == null) throw new NoSuchElementException("the reply has ended");
+                return next;
+            }
+        };
+    }
+
+    /** Cancels the call, unless it is complete: its handler is interrupted, the reply dropped. Any thread. */
+    @Override
+    public void close() {
+        client.cancel(this);
+    }
+}
