@@ -5,6 +5,8 @@ import static java.lang.foreign.ValueLayout.JAVA_INT;
 import static java.lang.foreign.ValueLayout.JAVA_LONG;
 import static java.lang.foreign.ValueLayout.JAVA_SHORT;
 
+import java.io.IOException;
+import java.io.InputStream;
 import java.lang.foreign.AddressLayout;
 import java.lang.foreign.Arena;
 import java.lang.foreign.FunctionDescriptor;
@@ -13,6 +15,7 @@ import java.lang.foreign.MemoryLayout;
 import java.lang.foreign.MemorySegment;
 import java.lang.foreign.SymbolLookup;
 import java.lang.invoke.MethodHandle;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import org.jspecify.annotations.Nullable;
@@ -167,15 +170,44 @@ final class Native {
 
     private Native() {}
 
+    /** The file that pelton.library names, else the library that the jar carries, else the system's. */
     private static SymbolLookup library() {
         String path = System.getProperty("pelton.library", "");
-        try {
+        try (InputStream carried = path.isEmpty()
+                ? Native.class.getResourceAsStream("native/" + System.getProperty("os.arch") + "/libpelton.so")
+                : null) {
+            if (carried != null) return unpacked(carried.readAllBytes());
             return path.isEmpty()
                     ? SymbolLookup.libraryLookup("libpelton.so.0.2", Arena.global())
                     : SymbolLookup.libraryLookup(Path.of(path), Arena.global());
-        } catch (IllegalArgumentException failure) {
+        } catch (IOException | IllegalArgumentException failure) {
             throw (Error) new UnsatisfiedLinkError("cannot load " + (path.isEmpty() ? "libpelton.so.0.2" : path)
                     + ": install libpelton, or name its file by -Dpelton.library=PATH").initCause(failure);
+        }
+    }
+
+    /** Loaded from memory of this process: no file is left, and no directory has to allow it. */
+    private static SymbolLookup unpacked(byte[] library) throws IOException {
+        int fd;
+        try (Arena arena = Arena.ofConfined()) {
+            fd = (int) kernel("memfd_create", JAVA_INT, ADDRESS, JAVA_INT)
+                    .invokeExact(arena.allocateFrom("libpelton.so"), 1 /* MFD_CLOEXEC */);
+        } catch (Throwable failure) {
+            throw unexpected(failure);
+        }
+        if (fd < 0) throw new IOException("no memory for libpelton: memfd_create fails");
+        Path file = Path.of("/proc/self/fd/" + fd);
+        try {
+            Files.write(file, library);
+            // By its text: as a Path it would be resolved to a name that nobody can open.
+            return SymbolLookup.libraryLookup(file.toString(), Arena.global());
+        } finally {
+            try {
+                int closed = (int) kernel("close", JAVA_INT, JAVA_INT).invokeExact(fd);
+                assert closed == 0;
+            } catch (Throwable failure) {
+                throw unexpected(failure);
+            }
         }
     }
 

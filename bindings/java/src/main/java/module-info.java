@@ -1,0 +1,7 @@
+/** Messages at memory speed between the threads and processes of one Linux machine. */
+module pelton {
+    exports pelton;
+
+    requires transitive java.logging;
+    requires static transitive org.jspecify;
+}
