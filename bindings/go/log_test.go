@@ -96,7 +96,8 @@ func TestManyRefusalsHaveFewRecordsWhichCountTheOthers(t *testing.T) {
 	for _, number := range regexp.MustCompile(`earlier_left_out=(\d+)`).FindAllStringSubmatch(log.String(), -1) {
 		all += must(strconv.Atoi(number[1]))
 	}
-	if records >= refusals || records+all < refusals {
+	// The last peer may learn of its refusal before that is counted, and the listener may end in between.
+	if records >= refusals || records+all < refusals-1 {
 		t.Errorf("%d records of %d refusals, which count %d more: %s", records, refusals, all, log.String())
 	}
 }
