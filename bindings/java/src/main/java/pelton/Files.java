@@ -37,7 +37,8 @@ import org.jspecify.annotations.Nullable;
  *
  * <p>An interrupt cancels the operation and ends the wait with {@link InterruptedException}; it can still take effect.
  * So does {@link CompletableFuture#cancel} with the methods named Async, which run on a virtual thread of their own.
- * Errors of the system are those of {@link java.nio.file.Files}, such as {@link NoSuchFileException}.
+ * Errors of the system are those of {@link java.nio.file.Files}, such as {@link NoSuchFileException}; before an error,
+ * a part of the bytes can have been read or written.
  */
 public final class Files extends Handle {
     private static final int OPEN = 1, TRUNCATE = 7, STAT = 9, LIST = 19, COPY = 20;
@@ -80,7 +81,7 @@ public final class Files extends Handle {
         private final Thread thread = Thread.currentThread();
         /** An iovec, and the bytes to which it points: the library's until the completion was taken. */
         private MemorySegment memory = MemorySegment.NULL;
-        /** The caller waits no more: whoever takes the completion frees everything. Guarded by the lock. */
+        /** The caller has left: the thread that takes the completion frees everything. Guarded by the lock. */
         private boolean isAbandoned;
         private volatile boolean isDone;
         private boolean isClosed;
@@ -89,7 +90,7 @@ public final class Files extends Handle {
         /** The C handle of the file that was opened. */
         long opened;
         long count;
-        /** Of STAT: the length, and what tells whether two files are one. */
+        /** Of STAT: the length, and the numbers that two names of one file share. */
         long length, inode, device;
         byte[] text = {};
         private @Nullable Throwable failure;
@@ -256,8 +257,8 @@ public final class Files extends Handle {
     }
 
     /**
-     * Cancels what is in flight, which throws {@link AsynchronousCloseException}. Waits until the system uses its memory
-     * no more. Open files remain open: close them, too. Any thread.
+     * Cancels what is in flight, which throws {@link AsynchronousCloseException}. Waits until the system no longer uses
+     * its memory. Open files remain open: close them, too. Any thread.
      */
     @Override
     public void close() {

@@ -173,7 +173,8 @@ class FilesTest {
     private static Future<?> waiting(Thread.Builder kind, Callable<?> task, List<Thread> threads) {
         FutureTask<?> future = new FutureTask<>(task);
         Thread thread = kind.start(future);
-        while (thread.getState() != Thread.State.WAITING) Thread.onSpinWait();
+        // A task that fails instead does so for the caller of get().
+        while (thread.getState() != Thread.State.WAITING && !future.isDone()) Thread.onSpinWait();
         threads.add(thread);
         return future;
     }
@@ -214,6 +215,23 @@ class FilesTest {
                 assertTrue(given.cancel(true));
                 assertThrows(CancellationException.class, given::join);
             }
+        }
+    }
+
+    @Test
+    void what_exceeds_1024_operations_in_flight_waits_for_its_turn() throws Exception {
+        Path path = fifo();
+        List<Thread> threads = new ArrayList<>();
+        List<File> readers = new ArrayList<>();
+        List<Future<?>> waits = new ArrayList<>();
+        try (Files files = new Files(); Files others = new Files(); File writer = others.open(path, READ, WRITE)) {
+            for (int i = 0; i < 1024; i++) readers.add(files.open(path));
+            for (File reader : readers) waits.add(waiting(Thread.ofVirtual(), () -> reader.read(1), threads));
+            waits.add(waiting(Thread.ofVirtual(), () -> files.list(directory), threads));
+            writer.write(new byte[1024]);
+            for (Future<?> wait : waits) wait.get();
+            assertEquals(List.of("fifo"), waits.getLast().get());
+            for (File reader : readers) reader.close();
         }
     }
 
