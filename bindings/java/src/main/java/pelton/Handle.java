@@ -20,7 +20,7 @@ import org.jspecify.annotations.Nullable;
  * is logged as a warning.
  */
 public abstract sealed class Handle implements AutoCloseable
-        permits Appender, Client, Listener, Receiver, RecordFile, RecordReader, Sender, Service {
+        permits Appender, Client, File, Files, Listener, Receiver, RecordFile, RecordReader, Sender, Service {
     private static final Cleaner CLEANER = Cleaner.create();
     private static final AtomicBoolean HAS_WARNED = new AtomicBoolean();
     private static final VarHandle USER;

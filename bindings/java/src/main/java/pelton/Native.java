@@ -147,11 +147,24 @@ final class Native {
     static final MethodHandle RECORDS_OPEN = function("pelton_records_open", JAVA_INT, ADDRESS, ADDRESS);
     static final MethodHandle RECORDS_NEXT = function("pelton_records_next", JAVA_INT, JAVA_LONG, ADDRESS);
 
+    static final MethodHandle ENGINE_OPEN = function("pelton_engine_open", JAVA_INT, ADDRESS, ADDRESS);
+    static final MethodHandle ENGINE_SUBMIT =
+            function("pelton_engine_submit", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, ADDRESS);
+    static final MethodHandle ENGINE_COMPLETIONS =
+            function("pelton_engine_completions", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS, JAVA_LONG, ADDRESS);
+    static final MethodHandle ENGINE_CANCEL = function("pelton_engine_cancel", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle ENGINE_FD = function("pelton_engine_fd", JAVA_INT, JAVA_LONG);
+    static final MethodHandle ENGINE_ARM = function("pelton_engine_arm", JAVA_INT, JAVA_LONG);
+
     private static final MethodHandle DEADLINE = function("pelton_deadline", JAVA_LONG, JAVA_LONG);
     private static final MethodHandle ERROR_DETAIL = function("pelton_error_detail", TEXT);
     private static final MethodHandle CODE_TEXT = function("pelton_code_text", TEXT, JAVA_INT);
 
     private static final MethodHandle POLL = kernel("poll", JAVA_INT, ADDRESS, JAVA_LONG, JAVA_INT);
+    private static final MethodHandle MALLOC = kernel("malloc", ADDRESS, JAVA_LONG);
+    private static final MethodHandle FREE =
+            LINKER.downcallHandle(LINKER.defaultLookup().findOrThrow("free"), FunctionDescriptor.ofVoid(ADDRESS));
+    private static final MethodHandle STRERROR = kernel("strerror", TEXT, JAVA_INT);
     static final MethodHandle EPOLL_CREATE = kernel("epoll_create1", JAVA_INT, JAVA_INT);
     static final MethodHandle EPOLL_CTL = kernel("epoll_ctl", JAVA_INT, JAVA_INT, JAVA_INT, JAVA_INT, ADDRESS);
     static final MethodHandle EPOLL_WAIT = kernel("epoll_wait", JAVA_INT, JAVA_INT, ADDRESS, JAVA_INT, JAVA_INT);
@@ -261,6 +274,35 @@ final class Native {
         try {
             String detail = ((MemorySegment) ERROR_DETAIL.invokeExact()).getString(0);
             return detail.isEmpty() ? codeText(code) : detail;
+        } catch (Throwable failure) {
+            throw unexpected(failure);
+        }
+    }
+
+    /** Memory of C, for which {@link #free} must be called: any thread may use and free it. */
+    static MemorySegment allocate(long bytes) {
+        MemorySegment memory;
+        try {
+            memory = (MemorySegment) MALLOC.invokeExact(bytes);
+        } catch (Throwable failure) {
+            throw unexpected(failure);
+        }
+        if (memory.address() == 0) throw new OutOfMemoryError("no native memory for " + bytes + " bytes");
+        return memory.reinterpret(bytes);
+    }
+
+    static void free(MemorySegment memory) {
+        try {
+            FREE.invokeExact(memory);
+        } catch (Throwable failure) {
+            throw unexpected(failure);
+        }
+    }
+
+    /** The text of an error number of the kernel. */
+    static String systemText(int error) {
+        try {
+            return ((MemorySegment) STRERROR.invokeExact(error)).getString(0);
         } catch (Throwable failure) {
             throw unexpected(failure);
         }
