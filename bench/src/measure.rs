@@ -71,8 +71,9 @@ impl Usage {
             let task = task?;
             let status = task.status()?;
             usage.cpu_seconds += task.schedstat()?.sum_exec_runtime as f64 * 1e-9;
-            usage.voluntary_switches += status.voluntary_ctxt_switches.unwrap_or_default();
-            usage.involuntary_switches += status.nonvoluntary_ctxt_switches.unwrap_or_default();
+            let known = |switches: Option<u64>| switches.context("the kernel counts no context switches");
+            usage.voluntary_switches += known(status.voluntary_ctxt_switches)?;
+            usage.involuntary_switches += known(status.nonvoluntary_ctxt_switches)?;
         }
         Ok(usage)
     }

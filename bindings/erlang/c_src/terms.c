@@ -97,7 +97,9 @@ bool text_at(ErlNifEnv *env, ERL_NIF_TERM term, const char **text)
         return true;
     if (!enif_inspect_binary(env, term, &bytes) || !bytes.size || bytes.data[bytes.size - 1])
         return false;
-    *text = (const char *)bytes.data;
+    /* One with a 0 inside is no valid text: as none. */
+    if (memchr(bytes.data, 0, bytes.size) == &bytes.data[bytes.size - 1])
+        *text = (const char *)bytes.data;
     return true;
 }
 

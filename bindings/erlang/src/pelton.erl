@@ -194,7 +194,7 @@ send_options(Options) when is_list(Options) ->
     [is_send_option(Option) orelse error({bad_option, Option}) || Option <- Options],
     Traceparent = case proplists:get_value(traceparent, Options, undefined) of
                       undefined -> undefined;
-                      Text -> iolist_to_binary([Text, 0])
+                      Text -> try iolist_to_binary([Text, 0]) catch error:badarg -> undefined end
                   end,
     {proplists:get_value(timeout, Options, infinity), Traceparent};
 send_options(Timeout) -> {Timeout, undefined}.

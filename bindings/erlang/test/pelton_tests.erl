@@ -124,8 +124,11 @@ a_message_has_the_traceparent_of_its_sender(Path) ->
                       [receive {pelton, Receiver, Bytes, Text} -> {Bytes, Text} after 30000 -> none end || _ <- Messages]),
          receive {pelton_passive, Receiver} -> ok end
      end || How <- [copy, hold]],
-    ok = pelton:send(Sender, "not valid", [{traceparent, "00-0-0-01"}]),
-    ?assertEqual({ok, <<"not valid">>, undefined}, pelton:recv(Receiver)),
+    %% A version without an end, code points that are no bytes, and a valid text with more behind a 0.
+    [begin
+         ok = pelton:send(Sender, "not valid", [{traceparent, Text}]),
+         ?assertEqual({ok, <<"not valid">>, undefined}, pelton:recv(Receiver))
+     end || Text <- ["00-0-0-01", [8364], <<(traceparent(5))/binary, 0, "more">>]],
     ok = pelton:setopts(Receiver, [{traceparents, false}]),
     ok = pelton:send(Sender, "not wanted", [{traceparent, traceparent(4)}, {timeout, 1000}]),
     ?assertEqual({ok, <<"not wanted">>}, pelton:recv(Receiver)),

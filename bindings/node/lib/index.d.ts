@@ -173,8 +173,8 @@ export class Receiver extends Endpoint implements AsyncIterable<Buffer> {
   /** The next message, copied, and the descriptors that came with it, which the caller closes. */
   recvDescriptors(options?: WaitOptions): Promise<{ data: Buffer; descriptors: number[] }>;
   /**
-   * That of the message which this receiver has handed out last, except by `peek`; null if it came without one. While
-   * several waits are pending, and of `recvMany`, only the last message has it: use `peek`, and `Message.traceparent`.
+   * That of the message which this receiver has handed out last; null if it came without one. While several waits are
+   * pending, and of `recvMany`, only the last message has it: use `peek`, and `Message.traceparent`.
    */
   readonly traceparent: string | null;
   /** A stream of messages, which takes one only while the stream wants one. Its end closes the receiver. */

@@ -163,7 +163,9 @@ impl Receiver {
         let mut endpoint = self.0.borrow()?;
         let receiving = endpoint.get()?;
         let Some(record) = receiving.find()? else { return Ok(None) };
-        Message::new(receiving.receiver.message(record)).map(Some).map_err(raise)
+        let message = receiving.receiver.message(record);
+        receiving.traceparent = message.traceparent();
+        Message::new(message).map(Some).map_err(raise)
     }
 
     /// The traceparent of the message that was handed out last.

@@ -196,6 +196,12 @@ test('a_message_has_its_traceparent_or_none', options, async () => {
     message.release();
   }
   await Promise.all(sends);
+  await sender.send(Buffer.from('first'), { traceparent: span });
+  await sender.send(Buffer.from('second'));
+  await receiver.recv(LIMIT);
+  assert.equal(receiver.traceparent, span);
+  assert.equal(`${(await receiver.recvDescriptors(LIMIT)).data}`, 'second');
+  assert.equal(receiver.traceparent, null, 'not that of the message before');
   // As of recv, what was read ahead has none of another.
   await sender.send(Buffer.from('one'), { traceparent: span });
   await sender.send(Buffer.from('other'));

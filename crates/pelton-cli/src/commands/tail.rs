@@ -271,7 +271,8 @@ impl TailLoop<'_> {
             if self.args.load < 100 || !has_more {
                 let before = Instant::now();
                 self.signals.poll([], Some(owed.clamp(SLEEP_MIN, SLEEP_MAX)))?;
-                owed = owed.saturating_sub(before.elapsed());
+                // No more than the next sleep can pay: what was busy does not delay what comes long after it.
+                owed = owed.saturating_sub(before.elapsed()).min(SLEEP_MAX);
             }
             self.signals.check()?;
             if search_due <= Instant::now() || self.taps.iter().any(|one| one.fault.is_some()) {
