@@ -413,3 +413,31 @@ fn a_bridge_that_waits_for_its_service_lets_its_calls_end() {
     let (code, errors) = serve.wait();
     assert_eq!(code, Some(143), "{errors}");
 }
+
+#[test]
+fn a_service_needs_no_rights_but_those_to_reply() {
+    let replies = "allow_responses: { max: -1, expires: \"1h\" }";
+    let rights =
+        format!("{{ publish: {{ deny: \">\" }}, subscribe: [\"svc.>\", \"_INBOX.>\", \"$SRV.>\"], {replies} }}");
+    let users = format!(
+        "authorization {{ users: [{{ user: caller, password: p }}, {{ user: service, password: p, permissions: {rights} }}] }}"
+    );
+    let Some(place) = Place::new(&[&users]) else { return };
+    let secret = |user: &str| {
+        let path = place.path(user);
+        std::fs::write(&path, format!("{user}\np\n")).unwrap();
+        path
+    };
+    let _serving = Serving::start(&place.name("here"), "here");
+    let (service, caller) = (secret("service"), secret("caller"));
+    let words = ["serve", &place.name("here"), "--subject", "svc.test", "--user-file", &service];
+    let serve = place.calling("serve", &words);
+    let (_call, mut client) = place.call("there", &["--user-file", &caller]);
+    assert_eq!(text(&mut client, "echo hello").unwrap(), "hello");
+    let call = client.submit(b"parts 200").unwrap();
+    for _ in 0..200 {
+        assert_eq!(completion(&mut client, call).outcome(), Outcome::Part);
+    }
+    assert_eq!(completion(&mut client, call).outcome(), Outcome::End);
+    assert!(!serve.errors().contains("ermissions"), "{}", serve.errors());
+}
