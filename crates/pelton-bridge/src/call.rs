@@ -5,8 +5,8 @@
 
 use crate::{
     calls::{
-        CALL, CALLS_MAX, DEADLINE, DRAIN_TIME, HEADER_BYTES, Inboxes, LocalService, REPLY, SILENCE_MAX, WINDOW, header,
-        say,
+        CALL, CALLS_MAX, DEADLINE, DRAIN_TIME, HEADER_BYTES, Inboxes, LocalService, REPLY, SIGN_INTERVAL, SILENCE_MAX,
+        WINDOW, header, is_not_begun, say,
     },
     nats::{ServerArgs, seconds},
     report,
@@ -15,22 +15,30 @@ use crate::{
 };
 use async_nats::{
     Client, HeaderMap, Message, StatusCode, Subject,
+    client::PublishError,
+    connection::State,
     service::{NATS_SERVICE_ERROR, NATS_SERVICE_ERROR_CODE},
 };
 use bytes::Bytes;
 use clap::Args;
 use pelton::{
-    Outcome, Service,
+    Error, Outcome, Service,
     tokio::{AsyncRequest, AsyncService},
 };
 use pelton_cli::failure::Failure;
 use std::{sync::Arc, time::Duration};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 /// How often a call is sent.
 const ATTEMPTS_MAX: usize = 3;
+/// The pauses between them: a member that has lost its service has left by then. A guess.
+const PAUSES: [Duration; ATTEMPTS_MAX - 1] = [Duration::from_millis(20), Duration::from_millis(100)];
+/// How often a connection that is away is looked for.
+const CONNECTION_INTERVAL: Duration = Duration::from_millis(10);
 /// How often a call in flight is checked for its cancellation.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
+
+const PASSED: &str = "the deadline has passed";
 
 /// Options of `pelton-bridge call`.
 #[derive(Args)]
@@ -86,7 +94,7 @@ pub async fn run(args: &CallArgs, stop: &Stop) -> Result<(), Failure> {
     }
     let (client, _) = args.servers.connect(stop).await?;
     let shared = Arc::new(Shared {
-        inboxes: Inboxes::new(&client).await?,
+        inboxes: Inboxes::new(&client, &args.subject).await?,
         client,
         local: args.prefer_local.as_deref().map(LocalService::new),
         subject: args.subject.clone(),
@@ -112,7 +120,7 @@ async fn forward(shared: Arc<Shared>, mut request: AsyncRequest) {
     if let Some(end) = shared.ask_local(&mut request, &mut parts).await {
         return finish(request, end);
     }
-    let mut attempt = 1;
+    let mut pauses = PAUSES.into_iter();
     let end = loop {
         let end = shared.ask(&mut request, &mut parts).await;
         let may_repeat = match &end {
@@ -120,10 +128,10 @@ async fn forward(shared: Arc<Shared>, mut request: AsyncRequest) {
             End::Lost(_) => shared.is_idempotent && parts == 0,
             _ => false,
         };
-        if !may_repeat || attempt == ATTEMPTS_MAX {
+        let Some(pause) = pauses.next().filter(|_| may_repeat) else { break end };
+        if let Err(end) = while_wanted(&request, sleep(pause)).await {
             break end;
         }
-        attempt += 1;
     };
     finish(request, end);
 }
@@ -141,43 +149,89 @@ fn finish(request: AsyncRequest, end: End) {
     };
 }
 
+/// Waits for the work until the call's deadline passes or its client cancels it.
+async fn while_wanted<T>(request: &AsyncRequest, work: impl Future<Output = T>) -> Result<T, End> {
+    let deadline = request.responder().deadline().map(Instant::from_std);
+    let mut checks = interval(CANCEL_INTERVAL);
+    tokio::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return Ok(done),
+            _ = checks.tick() => if request.responder().is_cancelled() {
+                return Err(End::Cancelled);
+            },
+            () = until(deadline) => return Err(End::Failed(504, PASSED.into())),
+        }
+    }
+}
+
+/// Gives the client a part, when it has space for it. Until then, `sign` says how many parts it has.
+async fn give_part(request: &mut AsyncRequest, part: &[u8], sign: Option<(&Progress<'_>, u64)>) -> Option<End> {
+    let deadline = request.responder().deadline().map(Instant::from_std);
+    let (mut checks, mut last_sign) = (interval(CANCEL_INTERVAL), Instant::now());
+    loop {
+        tokio::select! {
+            given = request.part(part) => return given.is_err().then_some(End::Cancelled),
+            _ = checks.tick() => {
+                if request.responder().is_cancelled() {
+                    return Some(End::Cancelled);
+                }
+                if let Some((progress, parts)) = sign
+                    && last_sign.elapsed() >= SIGN_INTERVAL
+                {
+                    progress.acknowledge(parts).await;
+                    last_sign = Instant::now();
+                }
+            }
+            () = until(deadline) => return Some(End::Failed(504, PASSED.into())),
+        }
+    }
+}
+
 impl Shared {
     /// Asks the preferred local service. `None`: it has not begun the call.
     async fn ask_local(&self, request: &mut AsyncRequest, parts: &mut u64) -> Option<End> {
         let local = self.local.as_ref()?;
-        let client = local.client().await?;
-        let deadline = request.responder().deadline();
-        let submitted = match deadline {
-            Some(deadline) => client.submit_by(request, deadline).await,
-            None => client.submit(request).await,
+        let (client, number) = match while_wanted(request, local.client()).await {
+            Ok(found) => found?,
+            Err(end) => return Some(end),
         };
-        let Ok(mut call) = submitted else {
-            local.forget().await;
-            return None;
+        let submitting = async {
+            match request.responder().deadline() {
+                Some(deadline) => client.submit_by(request, deadline).await,
+                None => client.submit(request).await,
+            }
         };
-        let mut checks = interval(CANCEL_INTERVAL);
+        let mut call = match while_wanted(request, submitting).await {
+            Ok(Ok(call)) => call,
+            Ok(Err(Error::TooLarge { .. })) => {
+                return Some(End::Failed(413, "the request is too large for the service".into()));
+            }
+            Ok(Err(_)) => {
+                local.forget(number);
+                return None;
+            }
+            Err(end) => return Some(end),
+        };
         loop {
-            let completion = tokio::select! {
-                completion = call.next() => completion,
-                _ = checks.tick() => match request.responder().is_cancelled() {
-                    true => return Some(End::Cancelled),
-                    false => continue,
-                },
+            let completion = match while_wanted(request, call.next()).await {
+                Ok(completion) => completion,
+                Err(end) => return Some(end),
             };
             let completion = match completion {
                 Ok(Some(completion)) => completion,
                 Ok(None) => return Some(End::Parts),
                 Err(error) => {
-                    local.forget().await;
-                    let is_free = matches!(error, pelton::Error::Refused(_)) || self.is_idempotent && *parts == 0;
+                    local.forget(number);
+                    let is_free = is_not_begun(&error) || self.is_idempotent && *parts == 0;
                     return (!is_free).then(|| End::Lost(error.to_string()));
                 }
             };
             match completion.outcome {
                 Outcome::Reply => return Some(End::Reply(completion.bytes.into())),
                 Outcome::Part => {
-                    if request.part(&completion.bytes).await.is_err() {
-                        return Some(End::Cancelled);
+                    if let Some(end) = give_part(request, &completion.bytes, None).await {
+                        return Some(end);
                     }
                     *parts += 1;
                 }
@@ -188,6 +242,21 @@ impl Shared {
         }
     }
 
+    /// Sends a request once there is a connection: without one the client would keep it, with a deadline that is
+    /// wrong when it is sent.
+    async fn send(&self, inbox: String, body: Bytes, deadline: Option<Instant>) -> Result<(), PublishError> {
+        while self.client.connection_state() != State::Connected {
+            sleep(CONNECTION_INTERVAL).await;
+        }
+        let mut headers = HeaderMap::new();
+        headers.insert(CALL, "1");
+        if let Some(deadline) = deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            headers.insert(DEADLINE, left.as_millis().to_string());
+        }
+        self.client.publish_with_reply_and_headers(self.subject.clone(), inbox, headers, body).await
+    }
+
     /// Sends the call, and takes what comes back.
     async fn ask(&self, request: &mut AsyncRequest, parts: &mut u64) -> End {
         let limit = self.client.server_info().max_payload.saturating_sub(HEADER_BYTES);
@@ -196,27 +265,22 @@ impl Shared {
             return End::Failed(413, text.into());
         }
         let deadline = request.responder().deadline().map(Instant::from_std);
-        let mut headers = HeaderMap::new();
-        headers.insert(CALL, "1");
-        if let Some(deadline) = deadline {
-            let left = deadline.saturating_duration_since(Instant::now());
-            headers.insert(DEADLINE, left.as_millis().to_string());
-        }
         let mut inbox = self.inboxes.open();
-        let body = Bytes::copy_from_slice(request);
-        let sent = self
-            .client
-            .publish_with_reply_and_headers(self.subject.clone(), inbox.subject.clone(), headers, body)
-            .await;
-        if let Err(error) = sent {
-            return End::Returned(format!("the request was not sent: {error}"));
-        }
+        let sending = self.send(inbox.subject.clone(), Bytes::copy_from_slice(request), deadline);
+        tokio::pin!(sending);
+        let mut is_sent = false;
         let mut progress = Progress { shared: self, control: None, errors: Bytes::new() };
         let mut last_sign = Instant::now();
         let mut checks = interval(CANCEL_INTERVAL);
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
+                sent = &mut sending, if !is_sent => {
+                    if let Err(error) = sent {
+                        return End::Returned(format!("the request was not sent: {error}"));
+                    }
+                    (is_sent, last_sign) = (true, Instant::now());
+                }
                 message = inbox.messages.recv() => {
                     let Some(message) = message else { return End::Lost("more parts came than may".to_owned()) };
                     if let Some(end) = progress.take(message, request, parts).await {
@@ -230,6 +294,9 @@ impl Shared {
                         return End::Cancelled;
                     }
                     let limit = if progress.control.is_some() { SILENCE_MAX } else { self.timeout };
+                    if last_sign.elapsed() > limit && !is_sent {
+                        return End::Failed(503, format!("no connection to NATS for {limit:?}").into());
+                    }
                     if last_sign.elapsed() > limit {
                         progress.cancel().await;
                         return End::Lost(format!("no reply and no sign of life of {} for {limit:?}", self.subject));
@@ -237,7 +304,7 @@ impl Shared {
                 }
                 () = until(deadline) => {
                     progress.cancel().await;
-                    return End::Failed(504, "the deadline has passed".into());
+                    return End::Failed(504, PASSED.into());
                 }
             }
         }
@@ -260,6 +327,12 @@ impl Progress<'_> {
         }
     }
 
+    async fn acknowledge(&self, parts: u64) {
+        if let Some(control) = &self.control {
+            say(&self.shared.client, control, format!("ack {parts}")).await;
+        }
+    }
+
     /// Takes one message. Returns the call's end, if it is that.
     async fn take(&mut self, message: Message, request: &mut AsyncRequest, parts: &mut u64) -> Option<End> {
         if message.status == Some(StatusCode::NO_RESPONDERS) {
@@ -271,20 +344,18 @@ impl Progress<'_> {
         let code = header(headers, NATS_SERVICE_ERROR_CODE).map(|code| code.parse().unwrap_or(500));
         let text = header(headers, NATS_SERVICE_ERROR).unwrap_or_default().to_owned();
         match word {
-            "begun" => self.control = message.reply,
+            "begun" => self.control = message.reply.filter(|control| self.shared.inboxes.may_reply(control)),
             "working" => {}
             "error" => self.errors = message.payload,
             "part" if number.parse() == Ok(*parts) => {
                 // Backpressure: the service waits for acknowledgements.
-                if request.part(&message.payload).await.is_err() {
+                if let Some(end) = give_part(request, &message.payload, Some((self, *parts))).await {
                     self.cancel().await;
-                    return Some(End::Cancelled);
+                    return Some(end);
                 }
                 *parts += 1;
-                if parts.is_multiple_of(WINDOW / 4)
-                    && let Some(control) = &self.control
-                {
-                    say(&self.shared.client, control, format!("ack {parts}")).await;
+                if parts.is_multiple_of(WINDOW / 4) {
+                    self.acknowledge(*parts).await;
                 }
             }
             "end" if number.parse() == Ok(*parts) => return Some(End::Parts),

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | request | `Pelton-Call`, `Pelton-Deadline`: milliseconds left | the request |
 //! | reply | none | the reply: the end |
-//! | | `Pelton-Reply: begun`, `working` | none; the first has the inbox for `cancel` and `ack N` |
+//! | | `Pelton-Reply: begun`, `working` | none; both have the inbox for `cancel` and `ack N` as their reply subject |
 //! | | `Pelton-Reply: part N` | part N, from 0 on |
 //! | | `Pelton-Reply: end N` | none: the end, after N parts |
 //! | | `Pelton-Reply: error` | the bytes of the failure that follows |
@@ -16,16 +16,17 @@
 //! | | ... and `Pelton-Reply: returned` | nobody has begun the call |
 //!
 //! At most `WINDOW` parts are in flight: the caller acknowledges them. A lost message leaves a gap, which ends the
-//! call.
+//! call. A caller that waits no more replies to `begun` and `working` by `cancel`; for one that is gone the server
+//! does so, with status 503.
 
-use async_nats::{Client, HeaderMap, Message, Subject};
-use futures_util::StreamExt as _;
-use pelton::tokio::AsyncClient;
+use async_nats::{Client, HeaderMap, Message, Subject, connection::State};
+use futures_util::{FutureExt as _, StreamExt as _};
+use pelton::{Error, tokio::AsyncClient};
 use pelton_cli::failure::Failure;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -39,6 +40,8 @@ pub const DEADLINE: &str = "Pelton-Deadline";
 pub const REPLY: &str = "Pelton-Reply";
 /// Parts in flight.
 pub const WINDOW: u64 = 64;
+/// Space of an inbox for the parts in flight, and the few messages beside them. As much again is for signs.
+const INBOX_PARTS: usize = WINDOW as usize + 8;
 /// Calls in flight: as many as a client of pelton has.
 pub const CALLS_MAX: usize = 1024;
 /// How often a call in progress gives a sign of life.
@@ -55,6 +58,8 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Inboxes below one subscription.
 pub struct Inboxes {
     prefix: String,
+    /// Of the calls.
+    service: String,
     next: AtomicU64,
     open: Open,
 }
@@ -71,33 +76,50 @@ pub struct Inbox {
 }
 
 impl Inboxes {
-    pub async fn new(client: &Client) -> Result<Inboxes, Failure> {
+    /// Inboxes for calls of the service with this subject.
+    pub async fn new(client: &Client, service: &str) -> Result<Inboxes, Failure> {
         let prefix = client.new_inbox();
         let mut all = client
             .subscribe(format!("{prefix}.*"))
             .await
             .map_err(|error| Failure::System(format!("subscribing to the inboxes: {error}")))?;
         let open = Open::default();
-        let shared = open.clone();
+        let (shared, client, service) = (open.clone(), client.clone(), service.to_owned());
+        let inboxes = Inboxes { prefix, service: service.clone(), next: AtomicU64::new(0), open };
         tokio::spawn(async move {
+            // Never waits: one call's messages do not delay another's.
             while let Some(message) = all.next().await {
                 let number = message.subject.rsplit('.').next().and_then(|text| text.parse::<u64>().ok());
                 let Some(number) = number else { continue };
+                let word = header(message.headers.as_ref(), REPLY);
                 let mut open = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                // Never waits: one call's messages do not delay another's.
-                if open.get(&number).is_some_and(|inbox| inbox.try_send(message).is_err()) {
-                    open.remove(&number);
+                if let Some(inbox) = open.get(&number) {
+                    // The space that is left belongs to parts; signs come again.
+                    let is_surplus = word == Some("working") && inbox.capacity() < INBOX_PARTS;
+                    if !is_surplus && inbox.try_send(message).is_err() {
+                        open.remove(&number);
+                    }
+                } else if matches!(word, Some("begun" | "working"))
+                    && let Some(control) = &message.reply
+                    && may_reply(control, &service)
+                {
+                    // If there is no space now, the next sign brings it again.
+                    let _ = say(&client, control, "cancel".to_owned()).now_or_never();
                 }
             }
         });
-        Ok(Inboxes { prefix, next: AtomicU64::new(0), open })
+        Ok(inboxes)
+    }
+
+    /// Whether a peer may name `subject` as the place of a reply.
+    pub fn may_reply(&self, subject: &str) -> bool {
+        may_reply(subject, &self.service)
     }
 
     pub fn open(&self) -> Inbox {
         // Relaxed: only the number matters.
         let number = self.next.fetch_add(1, Relaxed);
-        // The parts in flight, and the few messages beside them.
-        let (send, messages) = mpsc::channel(WINDOW as usize * 2);
+        let (send, messages) = mpsc::channel(INBOX_PARTS * 2);
         self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(number, send);
         Inbox { subject: format!("{}.{number}", self.prefix), messages, number, open: self.open.clone() }
     }
@@ -112,34 +134,75 @@ impl Drop for Inbox {
 /// A local service: connected to when it is needed.
 pub struct LocalService {
     name: String,
-    state: tokio::sync::Mutex<Connection>,
+    state: Mutex<Connection>,
 }
 
 #[derive(Default)]
 struct Connection {
+    /// The client, if there is one, is of this connection.
+    number: u64,
     client: Option<AsyncClient>,
     tried: Option<Instant>,
 }
 
 impl LocalService {
     pub fn new(name: &str) -> LocalService {
-        LocalService { name: name.to_owned(), state: tokio::sync::Mutex::default() }
+        LocalService { name: name.to_owned(), state: Mutex::default() }
     }
 
-    /// A client of it; `None` while nobody listens.
-    pub async fn client(&self) -> Option<AsyncClient> {
-        let mut state = self.state.lock().await;
-        if state.client.is_none() && state.tried.is_none_or(|tried| tried.elapsed() >= RETRY_INTERVAL) {
-            state.client = AsyncClient::connect(&self.name).await.ok();
+    /// A client of it, and the number of its connection; `None` while nobody listens, or another task connects.
+    pub async fn client(&self) -> Option<(AsyncClient, u64)> {
+        {
+            let mut state = self.state();
+            if let Some(client) = &state.client {
+                return Some((client.clone(), state.number));
+            }
+            if state.tried.is_some_and(|tried| tried.elapsed() < RETRY_INTERVAL) {
+                return None;
+            }
             state.tried = Some(Instant::now());
         }
-        state.client.clone()
+        let client = AsyncClient::connect(&self.name).await.ok()?;
+        let mut state = self.state();
+        if state.client.is_none() {
+            state.number += 1;
+        }
+        let number = state.number;
+        Some((state.client.get_or_insert(client).clone(), number))
     }
 
-    /// It did not take a call: the next one connects again.
-    pub async fn forget(&self) {
-        self.state.lock().await.client = None;
+    /// This connection did not take a call: the next one connects again, unless one has done so.
+    pub fn forget(&self, number: u64) {
+        let mut state = self.state();
+        if state.number == number {
+            state.client = None;
+        }
     }
+
+    fn state(&self) -> MutexGuard<'_, Connection> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether no service has begun the call that failed so. Any other end may have come in the middle of it.
+pub fn is_not_begun(error: &Error) -> bool {
+    // Of a draining service; by a short name, of one that ended, without another one.
+    matches!(error, Error::Refused(_) | Error::NoListener { .. })
+}
+
+/// Whether a message may go where a peer wants it: not into the server, and not to the service itself, which would
+/// take it for a call.
+fn may_reply(subject: &str, service: &str) -> bool {
+    let mut tokens = subject.split('.');
+    let is_service = service.split('.').all(|wanted| match (wanted, tokens.next()) {
+        (">", Some(_)) => {
+            tokens.by_ref().for_each(drop);
+            true
+        }
+        (wanted, Some(token)) => wanted == "*" || wanted == token,
+        (_, None) => false,
+    }) && tokens.next().is_none();
+    !subject.starts_with('$') && !is_service
 }
 
 pub fn reply_header(text: &str) -> HeaderMap {
@@ -153,7 +216,30 @@ pub fn header<'a>(headers: Option<&'a HeaderMap>, name: &'static str) -> Option<
     headers?.get(name).map(|value| value.as_str())
 }
 
-/// Publishes; whether the server has it is not known, as for everything in a call.
+/// Publishes; whether the server has it is not known, as for everything in a call. Without a connection it is too late:
+/// then this does nothing, instead of waiting.
 pub async fn say(client: &Client, to: &Subject, text: String) {
-    let _ = client.publish(to.clone(), text.into()).await;
+    if client.connection_state() == State::Connected {
+        let _ = client.publish(to.clone(), text.into()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_goes_neither_into_the_server_nor_to_the_service_itself() {
+        assert!(may_reply("_INBOX.x.1", "svc.a") && may_reply("svc.b", "svc.a") && may_reply("svc", "svc.>"));
+        assert!(may_reply("svc.a.b", "svc.*") && may_reply("svc.a.b", "svc.a") && may_reply("svc", "svc.a"));
+        for (subject, service) in [
+            ("$JS.API.STREAM.DELETE.S", "svc.a"),
+            ("$SRV.PING", "svc.a"),
+            ("svc.a", "svc.a"),
+            ("svc.a", "svc.*"),
+            ("svc.a.b", "svc.>"),
+        ] {
+            assert!(!may_reply(subject, service), "{subject} {service}");
+        }
+    }
 }

@@ -110,8 +110,18 @@ struct Inward<'a> {
     /// Messages to commit, and the position after them.
     batch: Vec<(Bytes, Slot)>,
     batch_bytes: usize,
+    /// Sequences that were not delivered between those of the batch.
+    gaps: Vec<Gap>,
     /// By connect: the lane's next number after a commit, and where reading would have to begin without it.
     unreleased: VecDeque<(u32, u64)>,
+}
+
+/// Sequences that were not delivered: of other subjects, or removed.
+struct Gap {
+    from: u64,
+    to: u64,
+    /// Where it is in the batch.
+    index: usize,
 }
 
 /// Runs `pelton-bridge in`.
@@ -172,6 +182,7 @@ pub async fn run(args: &InArgs, stop: &Stop) -> Result<(), Failure> {
         partials: HashMap::new(),
         batch: Vec::new(),
         batch_bytes: 0,
+        gaps: Vec::new(),
         // What a predecessor committed.
         unreleased: VecDeque::from([(current.next_seq, current.from)]),
     };
@@ -347,14 +358,11 @@ impl Inward<'_> {
             }
         }
         if info.state.first_sequence > current.from {
-            let removed = (current.from, info.state.first_sequence - 1);
+            let (from, to) = (current.from, info.state.first_sequence - 1);
             if !self.args.nats.allow_limits {
-                return Ok(Some(Problem::Removed { from: removed.0, to: removed.1 }));
+                return Ok(Some(Problem::Removed { from, to }));
             }
-            report(format_args!(
-                "sequences {} to {} of the stream were removed before they were read",
-                removed.0, removed.1
-            ));
+            report_removed(from, to);
         }
         Ok(None)
     }
@@ -392,7 +400,7 @@ impl Inward<'_> {
             Ok(messages) => messages,
             Err(problem) => return Ok(Some(problem)),
         };
-        let mut expected = 1;
+        let (mut expected, mut wanted) = (1, current.from);
         loop {
             let next = tokio::select! {
                 next = messages.next() => next,
@@ -428,6 +436,10 @@ impl Inward<'_> {
                     }
                 };
                 expected += 1;
+                if sequence > wanted {
+                    self.gaps.push(Gap { from: wanted, to: sequence - 1, index: self.batch.len() });
+                }
+                wanted = sequence + 1;
                 *retry = Retry::new("reading the stream");
                 self.take(message.message, sequence, time).await?;
                 if self.batch.len() >= BATCH_MESSAGES || self.batch_bytes >= BATCH_BYTES {
@@ -546,9 +558,13 @@ impl Inward<'_> {
 
     /// Commits the batch.
     async fn commit(&mut self) -> Result<(), Failure> {
+        let removed = self.find_removed().await?;
         let batch = std::mem::take(&mut self.batch);
         self.batch_bytes = 0;
-        let mut rest = &batch[..];
+        let mut rest = match &removed {
+            Some((index, _)) => &batch[..*index],
+            None => &batch[..],
+        };
         while !rest.is_empty() {
             let limit = (BATCH_BYTES as u64).min(self.sender.message_bytes_max());
             let mut bytes = 0;
@@ -560,7 +576,24 @@ impl Inward<'_> {
             self.commit_once(now).await?;
             rest = later;
         }
-        Ok(())
+        removed.map_or(Ok(()), |(_, failure)| Err(failure))
+    }
+
+    /// Whether messages were removed between those of the batch: where, and the failure.
+    async fn find_removed(&mut self) -> Result<Option<(usize, Failure)>, Failure> {
+        let gaps = std::mem::take(&mut self.gaps);
+        if gaps.is_empty() {
+            return Ok(None);
+        }
+        let first = self.nats.info(&self.stop).await?.state.first_sequence;
+        let Some(gap) = gaps.into_iter().find(|gap| gap.from < first) else { return Ok(None) };
+        let (from, to) = (gap.from, gap.to.min(first - 1));
+        if self.args.nats.allow_limits {
+            report_removed(from, to);
+            return Ok(None);
+        }
+        let text = Problem::Removed { from, to }.text(&self.nats.stream, self.position.path());
+        Ok(Some((gap.index, Failure::Refused(text))))
     }
 
     /// Commits some messages at once, and notes the position after the last one before.
@@ -660,6 +693,10 @@ enum Joined {
 }
 
 /// Why the stream does not continue what was read of it.
+fn report_removed(from: u64, to: u64) {
+    report(format_args!("sequences {from} to {to} of the stream were removed before they were read"));
+}
+
 enum Problem {
     Anew,
     Shorter { seen: u64, last: u64 },

@@ -57,7 +57,7 @@ pub struct ServerArgs {
     /// A file with a token
     #[arg(long, value_name = "FILE", conflicts_with_all = ["creds", "nkey", "user_file"])]
     token_file: Option<PathBuf>,
-    /// Require TLS
+    /// Require TLS, as each of the following options does
     #[arg(long)]
     tls: bool,
     /// Certificates of authorities to trust beside the system's, in PEM
@@ -189,8 +189,8 @@ impl ServerArgs {
                     _ if is_tls(&error) => {
                         return Err(Failure::Refused(format!(
                             "{}: {error}: --tls-ca names the authority of the server's certificate, --tls-cert and \
-                             --tls-key the certificate that the server wants; for a server without TLS, leave --tls \
-                             out",
+                             --tls-key the certificate that the server wants; for a server without TLS, leave the \
+                             options of TLS out",
                             self.servers()
                         )));
                     }
@@ -225,22 +225,24 @@ impl ServerArgs {
                 pause.mul_f64(0.5 + (random.hash_one(attempt) % 1000) as f64 / 2000.0)
             });
         if let Some(path) = &self.creds {
-            let text = read_secret(path)?;
-            options = options.credentials(&text).map_err(|error| Failure::system(path.display(), error))?;
+            let text = read_secret("--creds", path)?;
+            options = options
+                .credentials(&text)
+                .map_err(|error| Failure::system(format!("--creds {}", path.display()), error))?;
         } else if let Some(path) = &self.nkey {
-            options = options.nkey(read_secret(path)?.trim().to_owned());
+            options = options.nkey(read_secret("--nkey", path)?.trim().to_owned());
         } else if let Some(path) = &self.user_file {
-            let text = read_secret(path)?;
+            let text = read_secret("--user-file", path)?;
             let mut lines = text.lines();
             let (Some(user), Some(password)) = (lines.next(), lines.next()) else {
                 return Err(Failure::Input(format!(
-                    "{} has fewer than two lines: write the user, then the password",
+                    "--user-file {} has fewer than two lines: write the user, then the password",
                     path.display()
                 )));
             };
             options = options.user_and_password(user.to_owned(), password.to_owned());
         } else if let Some(path) = &self.token_file {
-            options = options.token(read_secret(path)?.trim().to_owned());
+            options = options.token(read_secret("--token-file", path)?.trim().to_owned());
         }
         if let Some(path) = &self.tls_ca {
             options = options.add_root_certificates(path.clone());
@@ -248,7 +250,8 @@ impl ServerArgs {
         if let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) {
             options = options.add_client_certificate(cert.clone(), key.clone());
         }
-        Ok(options.require_tls(self.tls))
+        let is_required = self.tls || self.tls_ca.is_some() || self.tls_cert.is_some();
+        Ok(options.require_tls(is_required))
     }
 }
 
@@ -309,8 +312,9 @@ pub fn limit_text(error: &jetstream::Error, stream: &str) -> Option<String> {
     Some(format!("{limit} ({}): {todo}", error))
 }
 
-fn read_secret(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|error| Failure::system(format!("reading {}", path.display()), error))
+fn read_secret(option: &str, path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path)
+        .map_err(|error| Failure::system(format!("reading {option} {}", path.display()), error))
 }
 
 impl Nats {
@@ -393,7 +397,7 @@ impl Nats {
     }
 }
 
-/// Attempts with growing pauses; the first failure, and a success after it, are reported.
+/// Attempts with growing pauses; the second failure is reported.
 pub struct Retry {
     what: &'static str,
     attempts: u32,

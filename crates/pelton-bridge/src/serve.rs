@@ -6,15 +6,16 @@
 use crate::{
     calls::{
         CALL, CALLS_MAX, DEADLINE, DRAIN_TIME, HEADER_BYTES, Inbox, Inboxes, LocalService, SIGN_INTERVAL, WINDOW,
-        header, reply_header,
+        header, is_not_begun, reply_header,
     },
     nats::ServerArgs,
     report,
     stop::Stop,
 };
 use async_nats::{
-    Client, HeaderMap, Subject,
-    service::{Request, ServiceExt as _, error::Error as ServiceError},
+    Client, HeaderMap, StatusCode, Subject,
+    connection::State,
+    service::{self, Request, ServiceExt as _, endpoint::Endpoint, error::Error as ServiceError},
 };
 use bytes::Bytes;
 use clap::Args;
@@ -23,9 +24,9 @@ use pelton::{Error, Outcome, tokio::AsyncCall, tokio::OwnedCompletion};
 use pelton_cli::failure::{Failure, printable};
 use std::{sync::Arc, time::Duration};
 use tokio::{
-    sync::Notify,
+    sync::watch,
     task::JoinSet,
-    time::{Instant, MissedTickBehavior, interval},
+    time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout},
 };
 
 /// A caller that acknowledges no part for so long is gone.
@@ -57,8 +58,20 @@ struct Shared {
     client: Client,
     inboxes: Inboxes,
     local: LocalService,
-    /// The local service did not take a call.
-    is_gone: Notify,
+    /// The number of the last connection to the local service that has failed.
+    failed: watch::Sender<u64>,
+    /// The queue group was left after the failure of this connection.
+    left: watch::Sender<u64>,
+}
+
+impl Shared {
+    /// The connection with this number has failed. Waits until the queue group is left, so that the server gives no
+    /// call to this bridge a second time.
+    async fn lose(&self, number: u64) {
+        self.failed.send_if_modified(|failed| std::mem::replace(failed, number.max(*failed)) < number);
+        let mut left = self.left.subscribe();
+        let _ = left.wait_for(|left| *left >= number).await;
+    }
 }
 
 /// Runs `pelton-bridge serve`.
@@ -66,10 +79,11 @@ pub async fn run(args: &ServeArgs, stop: &Stop) -> Result<(), Failure> {
     let (client, _) = args.servers.connect(stop).await?;
     let refused = |error: async_nats::Error| Failure::Refused(format!("the service of NATS: {error}"));
     let shared = Arc::new(Shared {
-        inboxes: Inboxes::new(&client).await?,
+        inboxes: Inboxes::new(&client, &args.subject).await?,
         local: LocalService::new(&args.service),
         client: client.clone(),
-        is_gone: Notify::new(),
+        failed: watch::Sender::new(0),
+        left: watch::Sender::new(0),
     });
     let name = args.name.clone().unwrap_or_else(|| args.subject.replace('.', "-"));
     let service = client
@@ -79,51 +93,87 @@ pub async fn run(args: &ServeArgs, stop: &Stop) -> Result<(), Failure> {
         .start(name, env!("CARGO_PKG_VERSION"))
         .await
         .map_err(refused)?;
-    let mut calls = JoinSet::new();
-    let failure = loop {
-        if shared.local.client().await.is_none() {
-            report(format_args!("serve: waiting for the service {}", args.service));
-            while shared.local.client().await.is_none() {
-                stop.pause(Duration::from_millis(20)).await?;
+    let (mut calls, mut endpoint) = (JoinSet::new(), None);
+    let failure = tokio::select! {
+        failure = serve(args, &shared, &service, &mut calls, &mut endpoint) => failure,
+        failure = stop.requested() => failure,
+    };
+    leave(&shared, endpoint.as_mut(), u64::MAX).await;
+    flush(&client).await;
+    while calls.try_join_next().is_some() {}
+    report(format_args!("serve: takes no more calls; {} are in flight", calls.len()));
+    let _ = timeout(DRAIN_TIME, async { while calls.join_next().await.is_some() {} }).await;
+    let _ = timeout(FLUSH_TIME, service.stop()).await;
+    flush(&client).await;
+    Err(failure)
+}
+
+/// Serves calls while there is a local service, and waits for the next one. Dropped, it leaves the calls in flight and
+/// the endpoint to its caller.
+async fn serve(
+    args: &ServeArgs,
+    shared: &Arc<Shared>,
+    service: &service::Service,
+    calls: &mut JoinSet<()>,
+    endpoint: &mut Option<Endpoint>,
+) -> Failure {
+    loop {
+        let mut is_waiting = false;
+        let number = loop {
+            if let Some((_, number)) = shared.local.client().await {
+                break number;
             }
-        }
-        let mut endpoint = service.endpoint(&args.subject).await.map_err(refused)?;
+            if !std::mem::replace(&mut is_waiting, true) {
+                report(format_args!("serve: waiting for the service {}", args.service));
+            }
+            sleep(Duration::from_millis(20)).await;
+        };
+        let endpoint = match service.endpoint(&args.subject).await {
+            Ok(joined) => endpoint.insert(joined),
+            Err(error) => return Failure::Refused(format!("the service of NATS: {error}")),
+        };
         // The server has the subscription: a call after the report arrives.
-        flush(&client).await;
+        flush(&shared.client).await;
         report(format_args!("serve: {} as {}", args.service, args.subject));
-        let failure = loop {
+        let mut failed = shared.failed.subscribe();
+        loop {
             tokio::select! {
                 request = endpoint.next() => match request {
                     Some(request) if calls.len() < 2 * CALLS_MAX => {
                         let shared = shared.clone();
                         calls.spawn(async move { Call::new(&shared, request).run().await });
                     }
-                    Some(request) => Call::new(&shared, request).give_back("has too many calls").await,
-                    None => break None,
+                    Some(request) => Call::new(shared, request).give_back("has too many calls").await,
+                    None => break,
                 },
                 Some(_) = calls.join_next(), if !calls.is_empty() => {}
-                () = shared.is_gone.notified() => break None,
-                failure = stop.requested() => break Some(failure),
+                _ = failed.wait_for(|failed| *failed >= number) => break,
+            }
+        }
+        leave(shared, Some(endpoint), number).await;
+        shared.local.forget(number);
+    }
+}
+
+/// Leaves the queue group after the failure of the connection with this number. What comes after it and before the
+/// server knows gets no reply: the callers' deadlines end it.
+async fn leave(shared: &Shared, endpoint: Option<&mut Endpoint>, number: u64) {
+    if let Some(endpoint) = endpoint {
+        let leaving = async {
+            let _ = endpoint.stop().await;
+            // What had come before. It goes to another bridge, because the server detects first that this one has left.
+            while let Some(request) = endpoint.next().await {
+                Call::new(shared, request).give_back("ends").await;
             }
         };
-        // A request that comes just now gets no reply: its caller's deadline ends it.
-        let _ = endpoint.stop().await;
-        if let Some(failure) = failure {
-            break failure;
-        }
-        shared.local.forget().await;
-    };
-    flush(&client).await;
-    report(format_args!("serve: takes no more calls; {} are in flight", calls.len()));
-    let _ = tokio::time::timeout(DRAIN_TIME, async { while calls.join_next().await.is_some() {} }).await;
-    let _ = service.stop().await;
-    flush(&client).await;
-    Err(failure)
+        let _ = timeout(FLUSH_TIME, leaving).await;
+    }
+    shared.left.send_replace(number);
 }
 
 /// Waits until the server has everything that was said, if it answers in time.
 async fn flush(client: &Client) {
-    let _ = tokio::time::timeout(FLUSH_TIME, client.flush()).await;
+    let _ = timeout(FLUSH_TIME, client.flush()).await;
 }
 
 /// One call.
@@ -151,37 +201,43 @@ impl Call<'_> {
 
     async fn run(mut self) {
         let Some(reply) = self.request.message.reply.clone() else { return self.notify().await };
-        let mut control = None;
-        if self.is_bridged {
-            let inbox = self.shared.inboxes.open();
-            let sent = self.shared.client.publish_with_reply_and_headers(
-                reply.clone(),
-                inbox.subject.clone(),
-                reply_header("begun"),
-                Bytes::new(),
-            );
-            let _ = sent.await;
-            control = Some(inbox);
+        if !self.shared.inboxes.may_reply(&reply) {
+            return;
         }
-        let Some(local) = self.shared.local.client().await else {
+        let mut control = self.is_bridged.then(|| Control(self.shared.inboxes.open()));
+        if let Some(control) = &control {
+            self.sign(&reply, control, "begun").await;
+        }
+        let Some((local, number)) = self.shared.local.client().await else {
             return self.give_back("has lost its service").await;
         };
-        let submitted = async {
-            match self.deadline {
-                Some(deadline) => local.submit_by(&self.request.message.payload, deadline.into_std()).await,
-                None => local.submit(&self.request.message.payload).await,
+        let (deadline, body) = (self.deadline, self.request.message.payload.clone());
+        let submitting = async {
+            match deadline {
+                Some(deadline) => local.submit_by(&body, deadline.into_std()).await,
+                None => local.submit(&body).await,
             }
         };
+        tokio::pin!(submitting);
+        let mut signs = signs();
         // Waits for space, in the service or in the table of calls.
-        let submitted = tokio::select! {
-            submitted = submitted => submitted,
-            () = until(self.deadline) => return self.fail(504, "the deadline has passed").await,
+        let submitted = loop {
+            tokio::select! {
+                submitted = &mut submitting => break submitted,
+                said = said(&mut control) => if let Said::Over = said {
+                    return;
+                },
+                _ = signs.tick() => if let Some(control) = &control {
+                    self.sign(&reply, control, "working").await;
+                },
+                () = until(deadline) => return self.fail(504, "the deadline has passed").await,
+            }
         };
         match submitted {
-            Ok(call) => self.relay(call, &reply, control).await,
+            Ok(call) => self.relay(call, number, &reply, control).await,
             Err(Error::TooLarge { .. }) => self.fail(413, "the request is too large for the service").await,
             Err(_) => {
-                self.shared.is_gone.notify_one();
+                self.shared.lose(number).await;
                 self.give_back("has lost its service").await;
             }
         }
@@ -189,48 +245,40 @@ impl Call<'_> {
 
     /// A message without a reply subject wants no reply.
     async fn notify(&self) {
-        if let Some(local) = self.shared.local.client().await
+        if let Some((local, number)) = self.shared.local.client().await
             && local.notify(&self.request.message.payload).await.is_err()
         {
-            self.shared.is_gone.notify_one();
+            self.shared.lose(number).await;
         }
     }
 
-    async fn relay(&mut self, mut call: AsyncCall, reply: &Subject, mut control: Option<Inbox>) {
+    async fn relay(&mut self, mut call: AsyncCall, number: u64, reply: &Subject, mut control: Option<Control>) {
         let (mut acknowledged, mut last_sign) = (0, Instant::now());
-        let mut signs = interval(SIGN_INTERVAL);
-        signs.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        signs.reset();
+        let mut signs = signs();
         loop {
             let is_open = control.is_none() || self.parts - acknowledged < WINDOW;
-            let said = async {
-                match &mut control {
-                    Some(inbox) => inbox.messages.recv().await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                said = said => match said.as_ref().map(|message| &message.payload[..]) {
+                said = said(&mut control) => match said {
                     // Dropped, the call is cancelled.
-                    None | Some(b"cancel") => return,
-                    Some(text) => {
-                        let text = std::str::from_utf8(text).ok();
-                        let number = text.and_then(|text| text.strip_prefix("ack ")?.parse().ok());
-                        acknowledged = number.filter(|number| *number <= self.parts).unwrap_or(acknowledged);
+                    Said::Over => return,
+                    Said::Acknowledged(count) if count <= self.parts => {
+                        acknowledged = count;
                         last_sign = Instant::now();
                     }
+                    Said::Acknowledged(_) | Said::Nothing => {}
                 },
                 completion = call.next(), if is_open => {
-                    if self.take(completion, reply).await {
+                    if self.take(completion, number, reply).await {
                         return;
                     }
                 }
                 _ = signs.tick() => {
                     if !is_open && last_sign.elapsed() > ACK_WAIT {
-                        return;
+                        let text = format!("the caller's bridge has acknowledged no part for {ACK_WAIT:?}");
+                        return self.end_with(502, &text, Some("lost")).await;
                     }
-                    if control.is_some() {
-                        self.send(reply, "working", Bytes::new()).await;
+                    if let Some(control) = &control {
+                        self.sign(reply, control, "working").await;
                     }
                 }
                 () = until(self.deadline) => return self.fail(504, "the deadline has passed").await,
@@ -238,18 +286,31 @@ impl Call<'_> {
         }
     }
 
+    /// Notifies the caller's bridge that the call goes on. If that bridge is gone, the server says so in the inbox.
+    async fn sign(&self, reply: &Subject, control: &Control, what: &str) {
+        if self.shared.client.connection_state() == State::Connected {
+            let (reply, inbox) = (reply.clone(), control.0.subject.clone());
+            let header = reply_header(what);
+            let _ = self.shared.client.publish_with_reply_and_headers(reply, inbox, header, Bytes::new()).await;
+        }
+    }
+
     /// Sends a completion. Returns whether it was the last one.
-    async fn take(&mut self, completion: pelton::Result<Option<OwnedCompletion>>, reply: &Subject) -> bool {
+    async fn take(
+        &mut self,
+        completion: pelton::Result<Option<OwnedCompletion>>,
+        number: u64,
+        reply: &Subject,
+    ) -> bool {
         let OwnedCompletion { outcome, bytes } = match completion {
             Ok(Some(completion)) => completion,
             Ok(None) => return true,
             Err(error) => {
-                // A draining service has not begun it; any other end may have come in the middle.
-                match error {
-                    Error::Refused(_) => self.give_back("has lost its service").await,
-                    error => self.end_with(502, &error.to_string(), Some("lost")).await,
+                self.shared.lose(number).await;
+                match is_not_begun(&error) {
+                    true => self.give_back("has lost its service").await,
+                    false => self.end_with(502, &error.to_string(), Some("lost")).await,
                 }
-                self.shared.is_gone.notify_one();
                 return true;
             }
         };
@@ -307,6 +368,35 @@ impl Call<'_> {
         let status: String = printable(text).chars().filter(|c| !c.is_control()).take(TEXT_CHARS_MAX).collect();
         self.respond(Err(ServiceError { status, code }), what.map(reply_header).unwrap_or_default()).await;
     }
+}
+
+/// The caller's bridge says here what it wants.
+struct Control(Inbox);
+
+enum Said {
+    /// It has so many parts.
+    Acknowledged(u64),
+    /// Nobody waits for the reply any more.
+    Over,
+    Nothing,
+}
+
+/// Waits for what the caller's bridge says; without one, for ever. Cancel-safe.
+async fn said(control: &mut Option<Control>) -> Said {
+    let Some(Control(inbox)) = control else { return std::future::pending().await };
+    let Some(message) = inbox.messages.recv().await else { return Said::Over };
+    if message.status == Some(StatusCode::NO_RESPONDERS) || message.payload == "cancel" {
+        return Said::Over;
+    }
+    let text = std::str::from_utf8(&message.payload).ok();
+    text.and_then(|text| text.strip_prefix("ack ")?.parse().ok()).map_or(Said::Nothing, Said::Acknowledged)
+}
+
+fn signs() -> Interval {
+    let mut signs = interval(SIGN_INTERVAL);
+    signs.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    signs.reset();
+    signs
 }
 
 /// Waits for the deadline; without one, for ever.

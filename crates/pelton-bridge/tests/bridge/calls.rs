@@ -1,7 +1,9 @@
 //! Calls over NATS: a service here, a service of NATS, and a bridge that makes it a local service there.
 
 use crate::{DEADLINE, Place, Running, bridge, eventually, refused};
-use pelton::{Client, Error, Outcome, Request, Service, Stopper};
+use async_nats::HeaderMap;
+use futures_util::StreamExt as _;
+use pelton::{CallId, Client, Completion, Error, Outcome, Request, Service, Stopper};
 use rustix::process::Signal;
 use std::{
     sync::{
@@ -22,6 +24,7 @@ struct Serving {
 #[derive(Default)]
 struct State {
     begun: AtomicU64,
+    late: AtomicU64,
     cancelled: AtomicU64,
     /// Calls of "hold" may end.
     is_open: AtomicBool,
@@ -50,6 +53,10 @@ fn answer(request: Request<'_>, host: &str, state: &State) {
     let (text, mut request) = request.into_parts();
     let text = String::from_utf8(text).unwrap();
     let _ = match text.split_once(' ').unwrap_or((&text, "")) {
+        ("late", _) => {
+            state.late.fetch_add(1, SeqCst);
+            request.reply(b"")
+        }
         ("echo", text) => request.reply(text.as_bytes()),
         ("host", _) => request.reply(host.as_bytes()),
         ("fail", text) => request.fail(70_000, text.as_bytes()),
@@ -104,6 +111,10 @@ impl Place {
     }
 }
 
+fn completion(client: &mut Client, call: CallId) -> Completion<'_> {
+    client.completion_of_until(call, Instant::now() + DEADLINE).unwrap().expect("in time")
+}
+
 fn text(client: &mut Client, request: &str) -> Result<String, Error> {
     let completion = client.call_until(request.as_bytes(), Instant::now() + DEADLINE)?.expect("in time");
     Ok(String::from_utf8(completion.ok()?.to_vec()).unwrap())
@@ -138,18 +149,19 @@ fn a_service_of_another_machine_looks_like_a_local_one() {
     // A reply in parts, more than may be in flight.
     let call = client.submit(b"parts 1000").unwrap();
     for number in 0..1000u32 {
-        let part = client.completion_of(call).unwrap();
+        let part = completion(&mut client, call);
         assert_eq!((part.outcome(), &*part), (Outcome::Part, &number.to_le_bytes()[..]));
     }
-    assert_eq!(client.completion_of(call).unwrap().outcome(), Outcome::End);
+    assert_eq!(completion(&mut client, call).outcome(), Outcome::End);
 
     // Deadlines travel; one that passes ends the call on both sides.
-    assert_eq!(&*client.call(b"deadline").unwrap(), b"0");
+    let call = client.submit(b"deadline").unwrap();
+    assert_eq!(&*completion(&mut client, call), b"0");
     let call = client.try_submit_by(b"deadline", Instant::now() + Duration::from_secs(100)).unwrap().unwrap();
-    let left: u64 = String::from_utf8(client.completion_of(call).unwrap().to_vec()).unwrap().parse().unwrap();
+    let left: u64 = String::from_utf8(completion(&mut client, call).to_vec()).unwrap().parse().unwrap();
     assert!((30..100).contains(&left), "{left}");
     let call = client.try_submit_by(b"hold", Instant::now() + Duration::from_millis(50)).unwrap().unwrap();
-    assert_eq!(client.completion_of(call).unwrap().outcome(), Outcome::Failed(504));
+    assert_eq!(completion(&mut client, call).outcome(), Outcome::Failed(504));
     eventually("the call to be cancelled by its deadline", || serving.state.cancelled.load(SeqCst) == 1);
     let before = serving.state.begun.load(SeqCst);
     let call = client.submit(b"hold").unwrap();
@@ -181,21 +193,33 @@ fn a_service_of_another_machine_looks_like_a_local_one() {
     serve.says("1 are in flight");
     failed(&mut client, "echo x", 503, "no service replies");
     serving.state.is_open.store(true, SeqCst);
-    assert_eq!(&*client.completion_of(call).unwrap(), b"here");
+    assert_eq!(&*completion(&mut client, call), b"here");
     let (code, errors) = serve.wait();
     assert_eq!(code, Some(143), "{errors}");
     refused(place.calling_itself(), 2, &["call itself"]);
 
-    // A bridge ends, whether or not there is a server.
-    let (mut there, _client) = place.call("again", &[]);
+    // Without a connection nothing is sent, not even later.
+    let (mut there, mut client) = place.call("again", &["--timeout", "0.2"]);
     let mut serve = place.serve("here");
     place.server.process.kill();
     serve.says("disconnected");
+    there.says("disconnected");
+    failed(&mut client, "late", 503, "no connection to NATS");
+    let call = client.try_submit_by(b"late", Instant::now() + Duration::from_millis(50)).unwrap().unwrap();
+    assert_eq!(completion(&mut client, call).outcome(), Outcome::Failed(504));
+    place.server.start_again();
+    eventually("the connection", || text(&mut client, "echo again").is_ok_and(|text| text == "again"));
+    assert_eq!(serving.state.late.load(SeqCst), 0);
+
+    // A bridge ends, whether or not there is a server.
+    place.server.process.kill();
+    eventually("the end of the connection", || serve.errors().matches("disconnected").count() == 2);
     for running in [&mut serve, &mut there] {
         running.signal(Signal::TERM);
         let (code, errors) = running.wait();
         assert_eq!(code, Some(143), "{errors}");
-        assert!(errors.matches("client error").count() <= 1, "{errors}");
+        // One for each time without a server.
+        assert!(errors.matches("client error").count() <= 2, "{errors}");
     }
 }
 
@@ -219,8 +243,8 @@ fn an_idempotent_call_is_repeated_elsewhere_and_another_never() {
     eventually("both calls to begin", || first.state.begun.load(SeqCst) == 2);
     let _serve = place.serve("second");
     lost.kill();
-    assert_eq!(&*often.completion_of(other).unwrap(), b"second");
-    assert_eq!(once.completion_of(one).unwrap().outcome(), Outcome::Failed(502));
+    assert_eq!(&*completion(&mut often, other), b"second");
+    assert_eq!(completion(&mut once, one).outcome(), Outcome::Failed(502));
     assert_eq!(second.state.begun.load(SeqCst), 1);
 }
 
@@ -239,10 +263,181 @@ fn a_local_service_is_preferred_while_there_is_one() {
     failed(&mut client, "fail why", 70_000, "why");
     let call = client.submit(b"parts 100").unwrap();
     for _ in 0..100 {
-        assert_eq!(client.completion_of(call).unwrap().outcome(), Outcome::Part);
+        assert_eq!(completion(&mut client, call).outcome(), Outcome::Part);
     }
-    assert_eq!(client.completion_of(call).unwrap().outcome(), Outcome::End);
+    assert_eq!(completion(&mut client, call).outcome(), Outcome::End);
     assert_eq!(far.state.begun.load(SeqCst), before);
+    let call = client.try_submit_by(b"hold", Instant::now() + Duration::from_millis(50)).unwrap().unwrap();
+    assert_eq!(completion(&mut client, call).outcome(), Outcome::Failed(504));
+    eventually("the call to be cancelled", || near.state.cancelled.load(SeqCst) == 1);
     drop(near);
     assert_eq!(text(&mut client, "host").unwrap(), "far");
+}
+
+#[test]
+fn a_call_whose_caller_is_gone_is_cancelled() {
+    let Some(place) = Place::new(&[]) else { return };
+    let serving = Serving::start(&place.name("here"), "here");
+    let serve = place.serve("here");
+    let (mut there, mut client) = place.call("there", &[]);
+    let _call = client.submit(b"hold").unwrap();
+    eventually("the call to begin", || serving.state.begun.load(SeqCst) == 1);
+    there.kill();
+    eventually("the call to be cancelled", || serving.state.cancelled.load(SeqCst) == 1);
+    drop(serve);
+
+    // A caller that has cancelled before the call began replies so to the bridge that begins it later.
+    let (_there, mut client) = place.call("other", &[]);
+    place.runtime.block_on(async {
+        let nats = async_nats::connect(place.server.url()).await.unwrap();
+        let mut calls = nats.subscribe("svc.test").await.unwrap();
+        nats.flush().await.unwrap();
+        let call = client.submit(b"x").unwrap();
+        let request = within(calls.next()).await.unwrap();
+        client.cancel(call).unwrap();
+        let mut control = nats.subscribe("control").await.unwrap();
+        let mut signs = tokio::time::interval(Duration::from_millis(20));
+        loop {
+            tokio::select! {
+                said = within(control.next()) => {
+                    break assert_eq!(&said.unwrap().payload[..], b"cancel");
+                }
+                _ = signs.tick() => {
+                    let (to, header) = (request.reply.clone().unwrap(), headers("Pelton-Reply", "working"));
+                    nats.publish_with_reply_and_headers(to, "control", header, "".into()).await.unwrap();
+                }
+            }
+        }
+    });
+}
+
+fn headers(name: &'static str, value: &str) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(name, value);
+    headers
+}
+
+async fn within<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(DEADLINE, work).await.expect("in time")
+}
+
+/// A call of a bridge that the test plays.
+struct Played {
+    nats: async_nats::Client,
+    replies: async_nats::Subscriber,
+}
+
+impl Played {
+    async fn call(place: &Place, request: &'static [u8]) -> Played {
+        let nats = async_nats::connect(place.server.url()).await.unwrap();
+        let inbox = nats.new_inbox();
+        let replies = nats.subscribe(inbox.clone()).await.unwrap();
+        let headers = headers("Pelton-Call", "1");
+        nats.publish_with_reply_and_headers("svc.test", inbox, headers, request.into()).await.unwrap();
+        Played { nats, replies }
+    }
+
+    /// Waits for the reply with this header.
+    async fn until(&mut self, word: &str) -> async_nats::Message {
+        loop {
+            let message = within(self.replies.next()).await.unwrap();
+            let said = message.headers.as_ref().and_then(|headers| headers.get("Pelton-Reply"));
+            if said.is_some_and(|said| said.as_str() == word) {
+                return message;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_call_that_waits_for_a_busy_service_gives_signs_of_life_and_can_be_cancelled_or_returned() {
+    let Some(place) = Place::new(&[]) else { return };
+    // By a short name: then a returned call has another error.
+    let name = format!("bridge-test-{}", std::process::id());
+    let mut service = Service::listen(&name).unwrap();
+    let stopper = service.stopper();
+    let (send, receive) = std::sync::mpsc::channel::<()>();
+    let served = std::thread::spawn(move || {
+        let (_, first) = service.receive().unwrap().into_parts();
+        // Busy: nothing takes what comes meanwhile.
+        let _ = receive.recv_timeout(DEADLINE);
+        service.stopper().drain();
+        first.reply(b"first").unwrap();
+        let mut texts = Vec::new();
+        while let Ok(request) = service.receive() {
+            texts.push(request.to_vec());
+            request.reply(b"").unwrap();
+        }
+        texts
+    });
+    let _serve = place.calling("serve", &["serve", &name, "--subject", "svc.test"]);
+    place.runtime.block_on(async {
+        let mut first = Played::call(&place, b"first").await;
+        first.until("working").await;
+        static LARGE: [u8; 60_000] = [b'x'; 60_000];
+        // More than the service's lane has space for.
+        let mut waiting = Vec::new();
+        for _ in 0..200 {
+            waiting.push(Played::call(&place, &LARGE).await);
+        }
+        for call in &mut waiting {
+            let sign = call.until("working").await;
+            call.nats.publish(sign.reply.unwrap(), "cancel".into()).await.unwrap();
+            call.nats.flush().await.unwrap();
+        }
+        let mut last = Played::call(&place, b"last").await;
+        last.until("working").await;
+        send.send(()).unwrap();
+        last.until("returned").await;
+    });
+    let texts = served.join().unwrap();
+    stopper.stop();
+    assert!(texts.is_empty(), "{}", texts.len());
+}
+
+#[test]
+fn a_bridge_that_waits_for_its_service_lets_its_calls_end() {
+    let Some(place) = Place::new(&[]) else { return };
+    let serving = Serving::start(&place.name("here"), "here");
+    let mut serve = place.serve("here");
+    let (_there, mut client) = place.call("there", &[]);
+    let call = client.submit(b"hold").unwrap();
+    eventually("the call to begin", || serving.state.begun.load(SeqCst) == 1);
+    serving.stopper.drain();
+    failed(&mut client, "echo x", 503, "");
+    serve.says("waiting for the service");
+    serve.signal(Signal::TERM);
+    serve.says("1 are in flight");
+    serving.state.is_open.store(true, SeqCst);
+    assert_eq!(&*completion(&mut client, call), b"here");
+    let (code, errors) = serve.wait();
+    assert_eq!(code, Some(143), "{errors}");
+}
+
+#[test]
+fn a_service_needs_no_rights_but_those_to_reply() {
+    let replies = "allow_responses: { max: -1, expires: \"1h\" }";
+    let rights =
+        format!("{{ publish: {{ deny: \">\" }}, subscribe: [\"svc.>\", \"_INBOX.>\", \"$SRV.>\"], {replies} }}");
+    let users = format!(
+        "authorization {{ users: [{{ user: caller, password: p }}, {{ user: service, password: p, permissions: {rights} }}] }}"
+    );
+    let Some(place) = Place::new(&[&users]) else { return };
+    let secret = |user: &str| {
+        let path = place.path(user);
+        std::fs::write(&path, format!("{user}\np\n")).unwrap();
+        path
+    };
+    let _serving = Serving::start(&place.name("here"), "here");
+    let (service, caller) = (secret("service"), secret("caller"));
+    let words = ["serve", &place.name("here"), "--subject", "svc.test", "--user-file", &service];
+    let serve = place.calling("serve", &words);
+    let (_call, mut client) = place.call("there", &["--user-file", &caller]);
+    assert_eq!(text(&mut client, "echo hello").unwrap(), "hello");
+    let call = client.submit(b"parts 200").unwrap();
+    for _ in 0..200 {
+        assert_eq!(completion(&mut client, call).outcome(), Outcome::Part);
+    }
+    assert_eq!(completion(&mut client, call).outcome(), Outcome::End);
+    assert!(!serve.errors().contains("ermissions"), "{}", serve.errors());
 }

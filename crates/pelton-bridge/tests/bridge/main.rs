@@ -277,6 +277,41 @@ fn a_consumer_deleted_underneath_and_messages_purged_before_they_were_read() {
 }
 
 #[test]
+fn messages_removed_while_a_bridge_reads_are_detected() {
+    let Some(place) = Place::new(&[]) else { return };
+    place.make_stream(stream::Config::default());
+    static LARGE: [u8; 60_000] = [b'x'; 60_000];
+    let jetstream = place.jetstream();
+    // More than the bridge reads ahead.
+    const COUNT: u64 = 250;
+    place.runtime.block_on(async {
+        for _ in 0..COUNT {
+            jetstream.publish("s.a", LARGE[..].into()).await.unwrap().await.unwrap();
+        }
+    });
+    let mut running = place.in_(&[]);
+    let mut receiver = place.receiver();
+    assert!(receiver.find_record(Deadline::from(DEADLINE)).unwrap().is_some());
+    place.runtime.block_on(async { jetstream.get_stream("S").await.unwrap().purge().keep(1).await.unwrap() });
+    let mut count = 0;
+    let deadline = Instant::now() + DEADLINE;
+    while running.has_ended().is_none() {
+        assert!(Instant::now() < deadline, "{count} messages, and no end");
+        if let Ok(Some(_)) = receiver.find_record(Deadline::from(Duration::from_millis(20))) {
+            drop(receiver.receive().unwrap());
+            count += 1;
+        }
+    }
+    while receiver.find_record(Deadline::Now).is_ok_and(|found| found.is_some()) {
+        drop(receiver.receive().unwrap());
+        count += 1;
+    }
+    // What had come before the gap is in the channel.
+    let from = format!("sequences {} to {}", count + 1, COUNT - 1);
+    refused(running, 3, &[&from, "removed before they were read"]);
+}
+
+#[test]
 fn a_channel_with_messages_needs_a_place_to_begin() {
     let Some(place) = Place::new(&[]) else { return };
     place.make_stream(stream::Config::default());
