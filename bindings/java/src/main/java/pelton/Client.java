@@ -305,7 +305,7 @@ public final class Client extends Handle {
         }
     }
 
-    /** Lets a thread that waits look at its condition again. */
+    /** Ends the sleep of a thread that waits, which then evaluates its condition. */
     private void wake(@Nullable Thread thread) {
         if (armed != null && leader != null && leader.thread == thread) armed.wake();
         else LockSupport.unpark(thread);

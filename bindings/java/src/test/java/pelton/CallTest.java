@@ -432,6 +432,59 @@ class CallTest {
     }
 
     @Test
+    void an_interrupt_ends_a_service_that_handles_on_its_thread() throws Exception {
+        CountDownLatch entered = new CountDownLatch(1);
+        Logger logger = Logger.getLogger("pelton");
+        Level level = logger.getLevel();
+        logger.setLevel(Level.OFF);
+        try (Service service = Service.listen(name)) {
+            FutureTask<Void> ran = new FutureTask<>(() -> {
+                service.run(
+                        request -> {
+                            entered.countDown();
+                            new CountDownLatch(1).await();
+                            return null;
+                        },
+                        Runnable::run);
+                return null;
+            });
+            Thread thread = Thread.ofPlatform().daemon().start(ran);
+            try (Client client = Client.connect(name, PATIENT)) {
+                CompletableFuture<byte[]> reply = client.callAsync(new byte[0]);
+                entered.await();
+                thread.interrupt();
+                assertInstanceOf(
+                        InterruptedException.class,
+                        assertThrows(ExecutionException.class, () -> ran.get(60, TimeUnit.SECONDS))
+                                .getCause());
+                assertThrows(ExecutionException.class, reply::get);
+            }
+        } finally {
+            logger.setLevel(level);
+        }
+    }
+
+    @Test
+    void a_stop_does_not_wait_for_tasks_that_the_executor_drops() throws Exception {
+        CountDownLatch dropped = new CountDownLatch(1);
+        try (Service service = Service.listen(name)) {
+            FutureTask<Void> ran = new FutureTask<>(() -> {
+                service.run(Request::bytes, task -> dropped.countDown());
+                return null;
+            });
+            Thread.ofPlatform().daemon().start(ran);
+            try (Client client = Client.connect(name, PATIENT)) {
+                CompletableFuture<byte[]> reply = client.callAsync(new byte[0]);
+                dropped.await();
+                service.stop();
+                ran.get(60, TimeUnit.SECONDS);
+                service.close();
+                assertThrows(ExecutionException.class, () -> reply.get(60, TimeUnit.SECONDS));
+            }
+        }
+    }
+
+    @Test
     void a_service_that_drains_keeps_its_calls_and_returns() throws Exception {
         CountDownLatch entered = new CountDownLatch(1), mayReply = new CountDownLatch(1);
         try (Running running = new Running(name, Options.DEFAULTS, true, request -> {
