@@ -31,7 +31,12 @@ public final class Appender extends Handle {
         try {
             PeltonException.check((int) Native.APPENDER_RESERVE.invokeExact(address, size, out));
             // The library has reserved that many bytes there.
-            MemorySegment.copy(message, 0, out.get(ADDRESS, 0).reinterpret(size), 0, size);
+            try {
+                MemorySegment.copy(message, 0, out.get(ADDRESS, 0).reinterpret(size), 0, size);
+            } catch (Throwable failure) {
+                int ignored = (int) Native.APPENDER_ABORT.invokeExact(address);
+                throw failure;
+            }
             PeltonException.check((int) Native.APPENDER_COMMIT.invokeExact(address, size));
         } catch (Throwable failure) {
             throw Native.unexpected(failure);

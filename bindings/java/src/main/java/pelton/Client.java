@@ -33,6 +33,9 @@ public final class Client extends Handle {
     private static final int IDEMPOTENT = 1;
     private static final int BUFFER_BYTES = 64 << 10;
 
+    /** Of a request with a traceparent, the additional bytes in the lane, at most. */
+    private static final int TRACED_BYTES = 64;
+
     private final boolean isSpinning;
     private final boolean hasOneService;
     private final long callBytesMax;
@@ -241,7 +244,8 @@ public final class Client extends Handle {
         try (Arena arena = Arena.ofConfined()) {
             if (deadlineNs != Native.FOREVER) {
                 // With a deadline the library would wait until then: so only where there is space.
-                int result = (int) Native.CLIENT_RESERVE.invokeExact(address, size, Native.NO_WAIT, out);
+                long wanted = options.traceparent() == null ? size : size + TRACED_BYTES;
+                int result = (int) Native.CLIENT_RESERVE.invokeExact(address, wanted, Native.NO_WAIT, out);
                 if (result == PeltonException.OK) {
                     untilNs = deadlineNs;
                     PeltonException.check((int) Native.CLIENT_ABORT.invokeExact(address));
@@ -272,7 +276,7 @@ public final class Client extends Handle {
             armAgain();
             if (result != PeltonException.AGAIN) {
                 // There can be space for the next one, too. It also learns of an error.
-                if (hasWaited) wakeForSpace(1);
+                wakeForSpace(1);
                 PeltonException.check(result);
                 return true;
             }
@@ -296,9 +300,15 @@ public final class Client extends Handle {
             SpaceWaiter waiter = spaceWaiters.removeFirst();
             if (waiter.isGone) continue;
             waiter.mayRetry = true;
-            LockSupport.unpark(waiter.thread);
+            wake(waiter.thread);
             count--;
         }
+    }
+
+    /** Ends the sleep of a thread that waits, which then evaluates its condition. */
+    private void wake(@Nullable Thread thread) {
+        if (armed != null && leader != null && leader.thread == thread) armed.wake();
+        else LockSupport.unpark(thread);
     }
 
     /** After each submission and cancellation: what the leader waits for has changed. */
@@ -330,6 +340,7 @@ public final class Client extends Handle {
             throw Native.unexpected(thrown);
         }
         call.fail(failure);
+        wake(call.waiting);
         armAgain();
     }
 
@@ -397,6 +408,8 @@ public final class Client extends Handle {
                 lock.unlock();
                 Thread.onSpinWait();
                 lock.lock();
+                // Without arming, only another attempt learns of space.
+                wakeForSpace(1);
                 return;
             }
             // Others that want to submit would wait for the busy-poll.
@@ -405,7 +418,11 @@ public final class Client extends Handle {
             if (result == PeltonException.OK) return;
             if (result == PeltonException.AGAIN || result == PeltonException.REFUSED)
                 result = (int) Native.CLIENT_ARM.invokeExact(address);
-            if (result == PeltonException.READY) return;
+            if (result == PeltonException.READY) {
+                // It says that there is space once.
+                wakeForSpace(1);
+                return;
+            }
             if (result < 0) {
                 failAll(result, Native.errorText(result));
                 return;
@@ -445,7 +462,9 @@ public final class Client extends Handle {
             PeltonException.check((int) Native.CLIENT_RELEASE.invokeExact(address));
             if (call != null && call.waitingBytes > callBytesMax) {
                 call.parts.clear();
-                cancel(call, tooManyParts());
+                // After its last part it is complete: there is nothing to cancel.
+                if (outcome == PART) cancel(call, tooManyParts());
+                else call.fail(tooManyParts());
             }
         }
         wakeForSpace(count);

@@ -144,6 +144,7 @@ final class Native {
     static final MethodHandle APPENDER_RESERVE =
             function("pelton_appender_reserve", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
     static final MethodHandle APPENDER_COMMIT = function("pelton_appender_commit", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle APPENDER_ABORT = function("pelton_appender_abort", JAVA_INT, JAVA_LONG);
     static final MethodHandle RECORDS_OPEN = function("pelton_records_open", JAVA_INT, ADDRESS, ADDRESS);
     static final MethodHandle RECORDS_NEXT = function("pelton_records_next", JAVA_INT, JAVA_LONG, ADDRESS);
 

@@ -5,6 +5,7 @@ import static java.lang.foreign.ValueLayout.JAVA_LONG;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
 import java.lang.invoke.MethodHandle;
+import java.lang.ref.Reference;
 import java.nio.file.Path;
 import java.util.concurrent.locks.ReentrantLock;
 
@@ -61,7 +62,7 @@ public final class RecordFile extends Handle {
         try {
             own.append(message);
         } finally {
-            lock.unlock();
+            unlock();
         }
     }
 
@@ -78,8 +79,14 @@ public final class RecordFile extends Handle {
         } catch (Throwable failure) {
             throw Native.unexpected(failure);
         } finally {
-            lock.unlock();
+            unlock();
         }
+    }
+
+    /** A file that is garbage is closed: not before the call with its handle has returned. */
+    private void unlock() {
+        lock.unlock();
+        Reference.reachabilityFence(this);
     }
 
     /** Writes everything that was appended, by any appender. Waits for the file. Throws {@link PeltonException}. */
@@ -99,7 +106,7 @@ public final class RecordFile extends Handle {
         } catch (Throwable failure) {
             throw Native.unexpected(failure);
         } finally {
-            lock.unlock();
+            unlock();
         }
     }
 
@@ -115,11 +122,14 @@ public final class RecordFile extends Handle {
             try {
                 sync();
             } finally {
-                own.close();
-                super.close();
+                try {
+                    own.close();
+                } finally {
+                    super.close();
+                }
             }
         } finally {
-            lock.unlock();
+            unlock();
         }
     }
 }

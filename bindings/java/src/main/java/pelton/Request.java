@@ -30,7 +30,7 @@ public final class Request {
     private boolean hasParts;
     /** The handler's thread, while it is in the handler. Guarded by this. */
     private @Nullable Thread thread;
-    private boolean isInterrupted;
+    private boolean isInterrupted, isStarted, isDropped;
 
     /** Copies a {@code pelton_request}. */
     Request(MemorySegment request) {
@@ -123,9 +123,31 @@ public final class Request {
     /** Runs the handler on this thread, and ends the call. */
     void handle(Service.Handler handler) {
         synchronized (this) {
+            if (isDropped) return;
+            isStarted = true;
             thread = Thread.currentThread();
             if (isInterrupted) thread.interrupt();
         }
+        boolean wasInterrupted = false;
+        try {
+            wasInterrupted = handleAndEnd(handler);
+        } catch (Throwable failure) {
+            // Nobody is left to receive it, and this can be the service's own thread.
+            System.getLogger("pelton").log(Level.ERROR, "the reply of a service's handler failed", failure);
+        } finally {
+            synchronized (this) {
+                thread = null;
+                // The executor's thread has other work.
+                if (isInterrupted) Thread.interrupted();
+                // Another one meant the thread.
+                else if (wasInterrupted) Thread.currentThread().interrupt();
+            }
+            abandon();
+        }
+    }
+
+    /** Returns whether the handler was interrupted. */
+    private boolean handleAndEnd(Service.Handler handler) {
         try {
             byte[] reply = handler.handle(this);
             if (reply == null) end();
@@ -133,18 +155,21 @@ public final class Request {
         } catch (PeltonException.Failed failed) {
             fail(failed.code(), failed.bytes());
         } catch (Throwable failure) {
-            if (isEndOfCancelled(failure)) return;
+            if (isEndOfCancelled(failure)) return failure instanceof InterruptedException;
             System.getLogger("pelton").log(Level.ERROR, "the handler of a service failed", failure);
             byte[] text = failure.toString().getBytes(StandardCharsets.UTF_8);
             fail(EXCEPTION, text.length > TEXT_BYTES_MAX ? Arrays.copyOf(text, TEXT_BYTES_MAX) : text);
-        } finally {
-            synchronized (this) {
-                thread = null;
-                // The executor's thread has other work.
-                if (isInterrupted) Thread.interrupted();
-            }
-            abandon();
+            return failure instanceof InterruptedException;
         }
+        return false;
+    }
+
+    /** Ends the call without a reply if its handler has not begun, which then never does. Returns whether it did so. */
+    synchronized boolean drop() {
+        if (isStarted) return false;
+        isDropped = true;
+        abandon();
+        return true;
     }
 
     /** A cancelled handler ends by an exception of its own choice, which nobody awaits. */

@@ -136,7 +136,12 @@ public final class Sender extends Handle {
             if (result != PeltonException.OK) return result;
             // The library has reserved that many bytes there.
             MemorySegment reserved = out.get(ADDRESS, 0).reinterpret(size);
-            MemorySegment.copy(message, 0, reserved, 0, size);
+            try {
+                MemorySegment.copy(message, 0, reserved, 0, size);
+            } catch (Throwable failure) {
+                int ignored = (int) Native.SENDER_ABORT.invokeExact(address);
+                throw failure;
+            }
             return (int) Native.SENDER_COMMIT.invokeExact(address, size);
         } catch (Throwable failure) {
             throw Native.unexpected(failure);

@@ -28,7 +28,10 @@ public final class Service extends Handle {
     /** A cancellation is passed on after at most so long, and the running handlers are looked at no more often. */
     private static final long CANCEL_NS = 5_000_000;
 
+    private static final int CANCEL_REQUESTS = 64;
+
     private final Set<Request> running = new HashSet<>();
+    private volatile boolean isStopped;
 
     private Service(long address) {
         super(address);
@@ -61,7 +64,8 @@ public final class Service extends Handle {
     /**
      * As {@link #run(Handler)}, on an executor's threads. A request that it rejects is dropped without a reply. With
      * {@code Runnable::run} the calling thread handles one request after the other: the fastest for handlers that take
-     * microseconds, and no cancellation interrupts them.
+     * microseconds. No cancellation interrupts them, and {@link Request#isCancelled} and {@link Request#part} do not
+     * learn of one.
      */
     public void run(Handler handler, Executor executor) throws InterruptedException {
         long address = enter();
@@ -69,9 +73,11 @@ public final class Service extends Handle {
             try {
                 serve(address, arena.allocate(40, 8), handler, executor);
             } catch (InterruptedException interrupted) {
+                dropWaiting();
                 for (Request request : running()) request.interrupt();
                 throw interrupted;
             } finally {
+                if (isStopped) dropWaiting();
                 awaitHandlers();
             }
         } finally {
@@ -82,26 +88,29 @@ public final class Service extends Handle {
     private void serve(long address, MemorySegment received, Handler handler, Executor executor)
             throws InterruptedException {
         long lookedNs = 0;
+        int count = 0;
         try {
             while (true) {
                 if (Thread.interrupted()) throw new InterruptedException();
                 int result = (int) Native.SERVICE_RECEIVE.invokeExact(address, Native.NO_WAIT, received);
                 if (result == PeltonException.OK) {
-                    Request request = new Request(received);
-                    PeltonException.check((int) Native.SERVICE_RELEASE.invokeExact(address));
+                    Request request;
+                    try {
+                        request = new Request(received);
+                    } finally {
+                        PeltonException.check((int) Native.SERVICE_RELEASE.invokeExact(address));
+                    }
                     start(request, handler, executor);
+                    // Also while requests keep coming.
+                    if (++count % CANCEL_REQUESTS == 0) lookedNs = interruptCancelled(lookedNs);
                     continue;
                 }
                 if (result == PeltonException.CLOSED) return;
                 if (result == PeltonException.AGAIN) result = (int) Native.SERVICE_POLL.invokeExact(address);
                 if (result == PeltonException.OK) continue;
-                long untilNs = Native.FOREVER, nowNs = Native.deadline(0L);
-                if (nowNs - lookedNs >= CANCEL_NS) {
-                    for (Request request : running()) if (request.isCancelled()) request.interrupt();
-                    lookedNs = nowNs;
-                } else if (isRunning()) {
-                    untilNs = lookedNs + CANCEL_NS;
-                }
+                long untilNs = Native.FOREVER, beforeNs = lookedNs;
+                lookedNs = interruptCancelled(lookedNs);
+                if (lookedNs == beforeNs && isRunning()) untilNs = lookedNs + CANCEL_NS;
                 if (result == PeltonException.AGAIN) result = (int) Native.SERVICE_ARM.invokeExact(address);
                 if (result == PeltonException.OK) {
                     try {
@@ -119,6 +128,19 @@ public final class Service extends Handle {
         } catch (Throwable failure) {
             throw Native.unexpected(failure);
         }
+    }
+
+    /** Interrupts the handlers of cancelled calls, if the last time is long enough ago. Returns the last time. */
+    private long interruptCancelled(long lookedNs) {
+        long nowNs = Native.deadline(0L);
+        if (nowNs - lookedNs < CANCEL_NS) return lookedNs;
+        for (Request request : running()) if (request.isCancelled()) request.interrupt();
+        return nowNs;
+    }
+
+    /** An executor can keep a task for long, or drop it. */
+    private void dropWaiting() {
+        for (Request request : running()) if (request.drop()) ended(request);
     }
 
     private void start(Request request, Handler handler, Executor executor) {
@@ -171,6 +193,7 @@ public final class Service extends Handle {
                     running.wait();
                 } catch (InterruptedException interrupted) {
                     wasInterrupted = true;
+                    dropWaiting();
                     for (Request request : running) request.interrupt();
                 }
             }
@@ -178,9 +201,14 @@ public final class Service extends Handle {
         if (wasInterrupted) Thread.currentThread().interrupt();
     }
 
-    /** Ends {@link #run} now; calls that have no reply fail when the service is closed. Any thread, also a handler. */
+    /**
+     * Ends {@link #run} now; calls that have no reply fail when the service is closed, and requests whose handlers have
+     * not begun are dropped. Any thread, also a handler.
+     */
     public synchronized void stop() {
         end(Native.SERVICE_STOP);
+        isStopped = true;
+        dropWaiting();
     }
 
     /**

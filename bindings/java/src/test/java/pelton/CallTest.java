@@ -22,6 +22,7 @@ import java.util.concurrent.FutureTask;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.logging.Level;
 import java.util.logging.Logger;
 import org.junit.jupiter.api.BeforeEach;
@@ -220,6 +221,99 @@ class CallTest {
     }
 
     @Test
+    void the_last_part_counts_for_the_limit_too() throws Exception {
+        try (Service service = Service.listen(name)) {
+            FutureTask<Void> ran = new FutureTask<>(() -> {
+                service.run(
+                        request -> {
+                            if (request.bytes().length == 0) return null;
+                            request.part(new byte[600_000]);
+                            return new byte[600_000];
+                        },
+                        Runnable::run);
+                return null;
+            });
+            Thread.ofPlatform().daemon().start(ran);
+            try (Client client = Client.connect(name, PATIENT.withCallBytesMax(1 << 20));
+                    Call call = client.stream(new byte[1])) {
+                // Its reply comes after both.
+                assertEquals(0, client.call(new byte[0]).length);
+                assertEquals(-9, assertThrows(PeltonException.class, call::next).code());
+            }
+            service.stop();
+            ran.get(60, TimeUnit.SECONDS);
+        }
+    }
+
+    @Test
+    void a_call_that_another_thread_closes_ends_its_wait() throws Exception {
+        CountDownLatch entered = new CountDownLatch(1), mayEnd = new CountDownLatch(1);
+        try (Running running = new Running(name, Options.DEFAULTS, true, request -> {
+                    entered.countDown();
+                    while (true) {
+                        try {
+                            mayEnd.await();
+                            return null;
+                        } catch (InterruptedException ignored) {
+                            // On purpose: no completion comes that could wake the caller.
+                        }
+                    }
+                });
+                Client client = Client.connect(name, PATIENT)) {
+            try (Call call = client.stream(new byte[0])) {
+                FutureTask<byte[]> waiting = new FutureTask<>(call::next);
+                Thread thread = Thread.ofPlatform().daemon().start(waiting);
+                entered.await();
+                while (thread.getState() != Thread.State.WAITING) Thread.onSpinWait();
+                call.close();
+                assertInstanceOf(
+                        CancellationException.class,
+                        assertThrows(ExecutionException.class, () -> waiting.get(60, TimeUnit.SECONDS))
+                                .getCause());
+            } finally {
+                mayEnd.countDown();
+            }
+        }
+    }
+
+    @Test
+    void threads_that_flood_a_small_lane_all_get_their_turn() throws Exception {
+        int threadCount = 4, each = 50_000;
+        for (boolean spins : new boolean[] {false, true}) {
+            name = "unix:" + directory.resolve("socket" + spins);
+            AtomicInteger received = new AtomicInteger();
+            try (Service service = Service.listen(name, Options.DEFAULTS.withCapacity(64 << 10))) {
+                FutureTask<Void> ran = new FutureTask<>(() -> {
+                    service.run(
+                            request -> {
+                                received.incrementAndGet();
+                                return null;
+                            },
+                            Runnable::run);
+                    return null;
+                });
+                Thread.ofPlatform().daemon().start(ran);
+                try (Client client = Client.connect(
+                                name, PATIENT.withCapacity(64 << 10).withSpin(spins));
+                        var threads = Executors.newVirtualThreadPerTaskExecutor()) {
+                    List<Future<Object>> done = new ArrayList<>();
+                    for (int thread = 0; thread < threadCount; thread++) {
+                        done.add(threads.submit(() -> {
+                            for (int i = 0; i < each; i++) client.notify(new byte[i * 37 % 4000]);
+                            return null;
+                        }));
+                    }
+                    for (Future<Object> thread : done) thread.get(60, TimeUnit.SECONDS);
+                    assertEquals(0, client.call(new byte[0], LIMIT).length);
+                }
+                assertEquals(threadCount * each + 1, received.get());
+                service.stop();
+                ran.get(60, TimeUnit.SECONDS);
+            }
+        }
+    }
+
+    @Test
     void handlers_that_fail_say_so() throws Exception {
         Logger logger = Logger.getLogger("pelton");
         Level level = logger.getLevel();
@@ -334,6 +428,59 @@ class CallTest {
             }
         } finally {
             logger.setLevel(level);
+        }
+    }
+
+    @Test
+    void an_interrupt_ends_a_service_that_handles_on_its_thread() throws Exception {
+        CountDownLatch entered = new CountDownLatch(1);
+        Logger logger = Logger.getLogger("pelton");
+        Level level = logger.getLevel();
+        logger.setLevel(Level.OFF);
+        try (Service service = Service.listen(name)) {
+            FutureTask<Void> ran = new FutureTask<>(() -> {
+                service.run(
+                        request -> {
+                            entered.countDown();
+                            new CountDownLatch(1).await();
+                            return null;
+                        },
+                        Runnable::run);
+                return null;
+            });
+            Thread thread = Thread.ofPlatform().daemon().start(ran);
+            try (Client client = Client.connect(name, PATIENT)) {
+                CompletableFuture<byte[]> reply = client.callAsync(new byte[0]);
+                entered.await();
+                thread.interrupt();
+                assertInstanceOf(
+                        InterruptedException.class,
+                        assertThrows(ExecutionException.class, () -> ran.get(60, TimeUnit.SECONDS))
+                                .getCause());
+                assertThrows(ExecutionException.class, reply::get);
+            }
+        } finally {
+            logger.setLevel(level);
+        }
+    }
+
+    @Test
+    void a_stop_does_not_wait_for_tasks_that_the_executor_drops() throws Exception {
+        CountDownLatch dropped = new CountDownLatch(1);
+        try (Service service = Service.listen(name)) {
+            FutureTask<Void> ran = new FutureTask<>(() -> {
+                service.run(Request::bytes, task -> dropped.countDown());
+                return null;
+            });
+            Thread.ofPlatform().daemon().start(ran);
+            try (Client client = Client.connect(name, PATIENT)) {
+                CompletableFuture<byte[]> reply = client.callAsync(new byte[0]);
+                dropped.await();
+                service.stop();
+                ran.get(60, TimeUnit.SECONDS);
+                service.close();
+                assertThrows(ExecutionException.class, () -> reply.get(60, TimeUnit.SECONDS));
+            }
         }
     }
 
