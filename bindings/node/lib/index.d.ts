@@ -17,7 +17,7 @@ export interface WaitOptions {
   signal?: AbortSignal | undefined;
 }
 
-/** Of what is sent, for its receiver: the header of W3C Trace Context with the sender's span. */
+/** Options of a message or a call: the header `traceparent` of W3C Trace Context, with the sender's span. */
 export interface TraceOptions {
   /** One that is not valid is as none; so is any on a channel without the option `traced`. */
   traceparent?: string | null | undefined;

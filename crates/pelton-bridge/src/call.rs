@@ -33,7 +33,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 const ATTEMPTS_MAX: usize = 3;
 /// The pauses between them: a member that has lost its service has left by then. A guess.
 const PAUSES: [Duration; ATTEMPTS_MAX - 1] = [Duration::from_millis(20), Duration::from_millis(100)];
-/// How often a connection that is away is looked for.
+/// How often a call without a connection checks whether there is one again.
 const CONNECTION_INTERVAL: Duration = Duration::from_millis(10);
 /// How often a call in flight is checked for its cancellation.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(50);

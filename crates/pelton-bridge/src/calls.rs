@@ -52,7 +52,7 @@ pub const SILENCE_MAX: Duration = Duration::from_secs(5);
 pub const HEADER_BYTES: usize = 512;
 /// How long the calls in flight may take to end after a signal.
 pub const DRAIN_TIME: Duration = Duration::from_secs(10);
-/// A service that is not there is looked for after this time.
+/// The pause between two attempts to connect to a service that is away.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Inboxes below one subscription.

@@ -25,7 +25,7 @@ public final class Service extends Handle {
         byte @Nullable [] handle(Request request) throws Exception;
     }
 
-    /** A cancellation is passed on after at most so long, and the running handlers are looked at no more often. */
+    /** The longest time until a handler is interrupted after a cancellation: how often the service checks for one. */
     private static final long CANCEL_NS = 5_000_000;
 
     private static final int CANCEL_REQUESTS = 64;
