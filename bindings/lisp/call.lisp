@@ -95,8 +95,8 @@ for AWAIT and CANCEL. Waits for free space, and while 1,024 calls are in flight,
 come meanwhile are kept. :IDEMPOTENT T: the call may be carried out twice; if its service ends, another process of the
 name gets it. :TRACEPARENT is the header of W3C Trace Context with the span of which the call is a part, a string, for
 REQUEST-TRACEPARENT; one that is not valid is as none. Signals TIMED-OUT, TOO-LARGE-ERROR; REFUSED-ERROR: so many
-replies wait to be taken that waiting is without effect; then nothing was submitted. An interrupt that unwinds may leave it submitted. Restarts: WAIT-LONGER;
-DROP-MESSAGE, which returns NIL.
+replies wait to be taken that waiting is without effect; then nothing was submitted. An interrupt that unwinds may
+leave it submitted. Restarts: WAIT-LONGER; DROP-MESSAGE, which returns NIL.
 
     (let ((call (pelton:submit client octets)))
       (pelton:await client :call call :timeout 1))"
@@ -328,8 +328,8 @@ others as REPLY."
 
 (defun request-traceparent (request)
   "Returns the header traceparent of W3C Trace Context with which the client has submitted the REQUEST, a string: its
-span is the parent of this service's. NIL if it came without a valid one, if it is a notification, and after the reply. Does
-not wait."
+span is the parent of this service's. NIL if it came without a valid one, if it is a notification, and after the
+reply. Does not wait."
   (declare (type request request))
   (unless (zerop (request-responder request))
     (traceparent-by #'%responder-traceparent (request-responder request))))
