@@ -466,7 +466,7 @@ impl Reach<'_> {
 }
 
 /// Connects to the process that listens under the name.
-async fn reach<T, F: Future<Output = Result<T>>>(
+pub(crate) async fn reach<T, F: Future<Output = Result<T>>>(
     name: &Name,
     options: &Settings,
     waiter: &Waiter,

@@ -78,8 +78,8 @@ fn receive(consumer: &mut BroadcastConsumer, expected: &[u8]) -> Option<Wake> {
     Some(consumer.release())
 }
 
-/// Receives what there is, at most `times` times: each message is whole and has its number, or is counted as missed, and
-/// the lane is not empty before the last of the `ready` ones that were published before.
+/// Receives what there is, at most `times` times: each message is whole and has its number, or is counted as missed.
+/// The lane is not empty before the last of the `ready` ones that were published before.
 fn copy(consumer: &mut BroadcastConsumer, times: usize, ready: u64) {
     let mut buffer = Vec::new();
     for _ in 0..times {
