@@ -41,8 +41,8 @@ const HOLD_TIMER: u32 = u32::MAX;
 /// descriptor is readable.
 ///
 /// A subscriber with [`Policy::Gate`] holds the publisher up when it is behind by the whole capacity: then
-/// [`Publisher::send`] waits, and [`Publisher::try_send`] returns [`Sent::Full`]. [`Publisher::subscribers`] shows which
-/// one that is. A killed subscriber holds nothing up, a stopped one does. [`Options::hold_max`] refuses such
+/// [`Publisher::send`] waits, and [`Publisher::try_send`] returns [`Sent::Full`]. [`Publisher::subscribers`] shows the
+/// one that does. A killed subscriber holds nothing up, a stopped one does. [`Options::hold_max`] refuses such
 /// subscribers.
 ///
 /// ```

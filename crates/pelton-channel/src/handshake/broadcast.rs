@@ -1,5 +1,5 @@
 //! The handshake of a publisher with a subscriber: the publisher sends its lane, the subscriber its cursor, and the
-//! publisher's READY tells the subscriber where it begins. `spec/protocol.md`, "Broadcast".
+//! publisher's READY has the place where the subscriber begins. `spec/broadcast.md`, "By connect".
 
 use super::{Handshake, lane_packet, make_segment};
 use crate::doorbells::Doorbells;
@@ -98,7 +98,8 @@ pub(crate) async fn new_subscription(handshake: Handshake, side: PublisherSide, 
 }
 
 impl Joining {
-    /// Tells the subscriber where it begins. The publisher counts it already, so that nothing it was told of is lost.
+    /// Sends the subscriber the place where it begins. The publisher counts it already, so that nothing there is
+    /// overwritten.
     pub(crate) fn admit(self, joined: Joined) -> Result<Link> {
         let ready = Packet {
             seq: joined.slot,

@@ -209,7 +209,7 @@ fn a_sender_under_the_name_of_a_publisher_is_refused() {
 }
 
 /// Gates receive each message once and in order; a killed one that held the publisher up frees it at once; a stopped
-/// one that may lag is told its misses.
+/// one that may lag learns its misses.
 #[test]
 fn processes_receive_by_their_policies_also_when_they_are_stopped_and_killed() {
     const COUNT: u64 = 20_000;
@@ -245,7 +245,7 @@ fn processes_receive_by_their_policies_also_when_they_are_stopped_and_killed() {
     send(&mut publisher, number..=COUNT);
     killing.join().unwrap();
     assert_eq!(publisher.admit().unwrap(), 4);
-    // A late one gets what is there, and all later messages.
+    // A late one gets the messages that are there, and all later ones.
     let late = start(subscriber(&name).with("from", "oldest"));
     assert!(publisher.wait_subscribers_until(5, deadline()).unwrap());
     late.expect("joined");
@@ -294,7 +294,7 @@ fn subscribers_drain_the_lane_of_a_dead_publisher_and_continue_with_its_successo
 }
 
 #[test]
-fn event_loops_are_told_of_messages_space_subscribers_and_ends() {
+fn descriptors_report_messages_space_subscribers_and_ends() {
     let directory = TestDir::new("the descriptors become readable");
     let mut publisher = Options::new().capacity(1 << 16).publish_at(&directory.name()).unwrap();
     assert!(publisher.arm(100).unwrap() == Armed::Ready, "an empty lane has space");
