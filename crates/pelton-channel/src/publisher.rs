@@ -407,7 +407,12 @@ impl Publisher {
         self.endpoint.check_owner()?;
         self.endpoint.doorbells.drain()?;
         self.attend()?;
-        Ok(self.subscriptions.iter().flatten().count())
+        Ok(self.subscriber_count())
+    }
+
+    /// The subscribers that joined and, as far as this side knows, have not left. Does not admit others.
+    pub fn subscriber_count(&self) -> usize {
+        self.subscriptions.iter().flatten().count()
     }
 
     /// Waits until the publisher has at least `count` subscribers, or `deadline`; false when it passes.

@@ -210,6 +210,14 @@ impl Subscriber {
         wait::wait(self, until)
     }
 
+    /// Whether there is a message now: the next [`Subscriber::try_receive`] returns it. Never waits.
+    ///
+    /// # Errors
+    /// As [`Subscriber::try_receive`].
+    pub fn has_message(&mut self) -> Result<bool> {
+        self.find(Deadline::Now)
+    }
+
     /// Messages that this subscriber has missed so far because it fell behind; with [`Policy::Latest`], those that it
     /// skipped. Each [`Delivery`] says how many came directly before it. Messages that were missed at the very end of a
     /// broadcast are in this count alone.

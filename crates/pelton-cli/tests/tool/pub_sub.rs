@@ -90,3 +90,40 @@ fn what_does_not_fit_a_broadcast_is_refused_with_the_reason() {
     publisher.wait().assert(0, &[]);
     subscriber.wait().assert(0, &[]);
 }
+
+#[test]
+fn each_subscriber_is_listed_with_how_far_it_is_behind() {
+    let dirs = test_dirs();
+    let mut publisher = dirs.start(&["pub", "topic", "--subscribers", "2"]);
+    let gate = dirs.start(&["sub", "topic"]);
+    let lag = dirs.start(&["sub", "topic", "--lag"]);
+    publisher.write(b"first\n");
+    assert_eq!((gate.line(), lag.line()), ("first".to_owned(), "first".to_owned()));
+    gate.signal(Signal::STOP);
+    gate.wait_for_state('T');
+    publisher.write(b"second\nthird\n");
+    assert_eq!((lag.line(), lag.line()), ("second".to_owned(), "third".to_owned()));
+    let broadcasts = || {
+        let listed = json(&dirs.run(&["ls", "--json"]));
+        let channels = listed["channels"].as_array().unwrap().clone();
+        channels.into_iter().filter(|channel| channel["kind"] == "broadcast").collect::<Vec<_>>()
+    };
+    let of = |pid: u32| {
+        let found = broadcasts().into_iter().find(|channel| channel["receiver"]["pid"] == pid).expect("it is listed");
+        assert_eq!((&found["name"], &found["lanes"][0]["sender"]["pid"]), (&"topic".into(), &publisher.pid().into()));
+        found
+    };
+    let (behind, current) = (of(gate.pid()), of(lag.pid()));
+    assert_eq!((&behind["waiting_messages"], &behind["receiver"]["activity"]), (&2.into(), &"stopped".into()));
+    assert_eq!((&current["waiting_messages"], &current["lanes"][0]["missed"]), (&0.into(), &0.into()));
+    let shown = dirs.run(&["stat", "topic", "--interval", "0.01"]);
+    shown.assert(0, &[]);
+    let text = String::from_utf8(shown.stdout).unwrap();
+    assert!(text.contains("waits     2 messages") && text.contains("missed    0 messages"), "{text}");
+    gate.signal(Signal::CONT);
+    publisher.write_all_and_close(Vec::new());
+    publisher.wait().assert(0, &[]);
+    gate.wait().assert(0, &[]);
+    lag.wait().assert(0, &[]);
+    assert!(broadcasts().is_empty());
+}
