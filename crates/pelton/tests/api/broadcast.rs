@@ -362,8 +362,8 @@ impl Random {
     }
 }
 
-/// Subscribers of every policy join, are killed and are stopped at random, while the publisher sends. It never waits for
-/// a dead one, and in the end each survivor has received each message from its beginning on, or counted it.
+/// Subscribers of every policy join, are killed and are stopped at random, while the publisher sends. It never waits
+/// for a dead one, and in the end each survivor has received each message from its beginning on, or counted it.
 #[test]
 fn a_publisher_outlives_subscribers_that_are_killed_and_stopped_at_random() {
     let variable = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
