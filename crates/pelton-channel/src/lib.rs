@@ -52,6 +52,7 @@ pub use pelton_os::Peer;
 pub use publisher::{Publisher, SubscriberState};
 pub use receiver::{Batch, Event, Held, Member, Message, Messages, Receiver};
 pub use sender::{BatchReservation, Reservation, Sender, Sent};
-pub use subscriber::{Delivery, Policy, Subscriber};
+pub use settings::Policy;
+pub use subscriber::{Delivery, Subscriber};
 pub use traceparent::Traceparent;
 pub use wait::{Armed, ConnectDeadline, Deadline, Wait};

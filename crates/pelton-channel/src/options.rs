@@ -2,8 +2,7 @@
 
 #[cfg(doc)]
 use crate::error::Error;
-use crate::settings::Settings;
-use crate::subscriber::Policy;
+use crate::settings::{Policy, Settings};
 use crate::wait::{ConnectDeadline, Wait};
 use pelton_lane::StartFrom;
 use std::fmt::Debug;

@@ -13,8 +13,8 @@ use crate::link::{Link, this_process};
 use crate::listener::Listener;
 use crate::options::{Options, maker};
 use crate::sender::{CHECK_AFTER, Sent};
-use crate::settings::Settings;
-use crate::subscriber::{Policy, Subscriber, SubscriberMemory, SubscriberParts, broadcast_memory};
+use crate::settings::{Policy, Settings};
+use crate::subscriber::{Subscriber, SubscriberMemory, SubscriberParts, broadcast_memory};
 use crate::transport::{Queue, ThreadTransport};
 use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
 use pelton_lane::{

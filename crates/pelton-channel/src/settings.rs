@@ -3,7 +3,6 @@
 
 use crate::error::{Error, Result};
 use crate::memory::{GRANULE, LINK_BYTES_MIN, Limits, SHARES, lane_within};
-use crate::subscriber::Policy;
 use crate::wait::{BUSY_POLL, ConnectDeadline, Deadline, Wait};
 use pelton_lane::{
     BroadcastProducer, CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, StartFrom, message_bytes_limit,
@@ -16,6 +15,22 @@ pub(crate) const RESIDENT_MAX: u64 = 16 << 20;
 
 /// Limit of a whole handshake, unless the caller gave a later deadline.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What the publisher does when a subscriber falls behind. Each subscriber chooses when it joins:
+/// [`Options::policy`](crate::Options::policy).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// The publisher waits for this subscriber once the lane is full: nothing is lost. The subscriber reads messages in
+    /// place. With [`Options::lag_after`](crate::Options::lag_after) it may hold the publisher up for so long only, and
+    /// then lags until it has caught up.
+    #[default]
+    Gate,
+    /// The publisher does not wait: a subscriber that falls behind misses messages, and learns exactly how many. It
+    /// copies each message.
+    Lag,
+    /// The subscriber receives the newest message only, and skips those before it. It copies.
+    Latest,
+}
 
 /// The settings of [`Options`](crate::Options), whatever they are for. Its methods document the fields.
 #[derive(Clone, Debug)]

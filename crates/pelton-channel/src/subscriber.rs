@@ -1,17 +1,17 @@
 //! The receiving endpoint of a broadcast: a cursor of its own on the lane of a [`Publisher`](crate::Publisher).
 
-use crate::connect::reach;
 use crate::counters::Counters;
 use crate::doorbells::Doorbells;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
-use crate::handshake::broadcast::new_subscriber;
 use crate::link::Link;
 use crate::name::Name;
-use crate::opening::{Opening, Waiter, in_call};
-use crate::options::{Options, maker};
+#[cfg(doc)]
+use crate::options::Options;
+#[cfg(doc)]
+use crate::settings::Policy;
 use crate::settings::Settings;
-use crate::wait::{self, Armed, BUSY_POLL, ConnectDeadline, Deadline, Polled, Side, Spin};
+use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
 use pelton_lane::{
     BroadcastConsumer, BroadcastMemory, Copied, Data, Joined, LastRing, Record, Sleeper, Wake, failpoint,
 };
@@ -21,22 +21,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What the publisher does when a subscriber falls behind. Each subscriber chooses when it joins:
-/// [`Options::policy`](crate::Options::policy).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Policy {
-    /// The publisher waits for this subscriber once the lane is full: nothing is lost. The subscriber reads messages in
-    /// place. With [`Options::lag_after`](crate::Options::lag_after) it may hold the publisher up for so long only, and
-    /// then lags until it has caught up.
-    #[default]
-    Gate,
-    /// The publisher does not wait: a subscriber that falls behind misses messages, and learns exactly how many. It
-    /// copies each message.
-    Lag,
-    /// The subscriber receives the newest message only, and skips those before it. It copies.
-    Latest,
-}
-
 /// The receiving endpoint of a broadcast. `Send`, not `Sync`: one thread at a time.
 ///
 /// Made by [`Options::connect_subscriber`], or for a thread by [`Publisher::subscriber`](crate::Publisher::subscriber).
@@ -45,15 +29,15 @@ pub enum Policy {
 #[derive(Debug)]
 pub struct Subscriber {
     parts: SubscriberParts,
-    endpoint: Endpoint<()>,
+    pub(crate) endpoint: Endpoint<()>,
     /// The next message, if the policy copies and [`Subscriber::is_copied`].
     buffer: Vec<u8>,
     is_copied: bool,
     /// Messages missed since the last one received, and those missed before.
     missed_now: u64,
-    missed: u64,
+    pub(crate) missed: u64,
     /// How to reach the publisher's successor; `None` between threads.
-    reconnect: Option<(Name, Settings)>,
+    pub(crate) reconnect: Option<(Name, Settings)>,
 }
 
 /// A consumer with its memory and its link: the result of a subscriber's handshake.
@@ -100,34 +84,6 @@ impl SubscriberMemory {
     }
 }
 
-impl Options<maker::Subscribe> {
-    /// Connects to the publisher that listens under `name`, a short name or `unix:PATH`. The publisher admits it within
-    /// its next call: see [`Publisher::admit`](crate::Publisher::admit).
-    ///
-    /// # Errors
-    /// As [`Options::connect_receiver`]; [`Error::Refused`] also if the publisher does not take the policy, or has 64
-    /// subscribers.
-    pub fn connect_subscriber(&self, name: &str) -> Result<Subscriber> {
-        in_call(connect_subscriber(Name::parse(name)?, self.settings().clone(), Waiter::Thread))
-    }
-
-    /// As [`Options::connect_subscriber`], but does not wait: the caller's event loop continues it.
-    ///
-    /// # Errors
-    /// [`Error::Name`], [`Error::System`]; [`Opening::try_finish`] returns the others.
-    pub fn start_connect_subscriber(&self, name: &str) -> Result<Opening<Subscriber>> {
-        let (name, settings) = (Name::parse(name)?, self.settings().begun());
-        Opening::new(|waiter| connect_subscriber(name, settings, waiter))
-    }
-}
-
-async fn connect_subscriber(name: Name, options: Settings, waiter: Waiter) -> Result<Subscriber> {
-    let (parts, doorbells) = reach(&name, &options, &waiter, |handshake| new_subscriber(handshake, &options)).await?;
-    let mut subscriber = Subscriber::new(parts, doorbells, &options)?;
-    subscriber.reconnect = Some((name, options));
-    Ok(subscriber)
-}
-
 impl Subscriber {
     pub(crate) fn new(parts: SubscriberParts, doorbells: Doorbells, options: &Settings) -> Result<Subscriber> {
         let endpoint = Endpoint::new(doorbells, options.wait, parts.link.peer())?;
@@ -140,15 +96,6 @@ impl Subscriber {
             missed: 0,
             reconnect: None,
         })
-    }
-
-    /// Connects to the publisher that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]: it
-    /// gates, from now on. Fails immediately when no process listens. Waits at most some seconds to be admitted.
-    ///
-    /// # Errors
-    /// As [`Options::connect_subscriber`].
-    pub fn connect(name: &str) -> Result<Subscriber> {
-        Options::new().connect_subscriber(name)
     }
 
     /// The next message, if there is one now. Never waits.
@@ -269,31 +216,6 @@ impl Subscriber {
         if self.endpoint.owner.is_current() {
             self.parts.sleeper.disarm();
         }
-    }
-
-    /// After [`Error::PeerDied`] or [`Error::Closed`]: waits for the publisher's successor under the same name, and
-    /// joins it with the same options. Its lane is a new one, whose messages count from 1. All messages of the former
-    /// publisher were received before. Returns false at `deadline`.
-    ///
-    /// # Errors
-    /// [`Error::Refused`] between threads, and while the publisher is there; as [`Options::connect_subscriber`].
-    pub fn resume_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
-        self.endpoint.check_owner()?;
-        let Some((name, options)) = self.reconnect.clone() else {
-            return Err(Error::Refused("a broadcast between threads has no successor: make a new one".to_owned()));
-        };
-        if self.endpoint.departure.is_none() {
-            return Err(Error::Refused("the publisher is alive: there is nobody to succeed it".to_owned()));
-        }
-        let options = Settings { connect_deadline: ConnectDeadline::At(deadline.into()), ..options };
-        let missed = self.missed;
-        match in_call(connect_subscriber(name, options, Waiter::Thread)) {
-            Ok(successor) => *self = successor,
-            Err(Error::TimedOut(_) | Error::NoListener { .. }) => return Ok(false),
-            Err(error) => return Err(error),
-        }
-        self.missed = missed;
-        Ok(true)
     }
 
     /// Counters of this side.
