@@ -20,7 +20,7 @@ import org.jspecify.annotations.Nullable;
  * is logged as a warning.
  */
 public abstract sealed class Handle implements AutoCloseable
-        permits Appender, Client, File, Files, Listener, Receiver, RecordFile, RecordReader, Sender, Service {
+        permits Appender, Client, File, Files, HeldMessage, Listener, Receiver, RecordFile, RecordReader, Sender, Service {
     private static final Cleaner CLEANER = Cleaner.create();
     private static final AtomicBoolean HAS_WARNED = new AtomicBoolean();
     private static final VarHandle USER;
@@ -59,6 +59,7 @@ public abstract sealed class Handle implements AutoCloseable
 
         @Override
         public void run() {
+            if (address == 0) return;
             if (isForgotten && HAS_WARNED.compareAndSet(false, true))
                 System.getLogger("pelton")
                         .log(Level.WARNING, "a " + kind + " became garbage and is closed now: use try (...), or close()."

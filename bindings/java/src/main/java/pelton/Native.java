@@ -82,6 +82,7 @@ final class Native {
     static final MethodHandle RELEASE = function("pelton_receiver_release", CRITICAL, JAVA_INT, JAVA_LONG);
     /** For a message with descriptors, whose closing can wait. */
     static final MethodHandle RELEASE_DESCRIPTORS = function("pelton_receiver_release", JAVA_INT, JAVA_LONG);
+    static final MethodHandle RECEIVER_HOLD = function("pelton_receiver_hold", JAVA_INT, JAVA_LONG, ADDRESS);
     static final MethodHandle RECEIVER_RESUME = function("pelton_receiver_resume", JAVA_INT, JAVA_LONG, JAVA_LONG);
     static final MethodHandle RECEIVER_TRACEPARENT =
             function("pelton_receiver_traceparent", JAVA_INT, JAVA_LONG, ADDRESS);
