@@ -50,6 +50,7 @@ final class Native {
     static final MethodHandle RECEIVER_OPENING_FINISH =
             function("pelton_receiver_opening_finish", JAVA_INT, JAVA_LONG, ADDRESS);
     static final MethodHandle RECEIVER_GATHER = opening("pelton_receiver_gather");
+    static final MethodHandle THREADS = opening("pelton_threads");
     static final MethodHandle LISTENER_OPEN = opening("pelton_listener_open");
     static final MethodHandle LISTENER_FD = function("pelton_listener_fd", JAVA_INT, JAVA_LONG);
     static final MethodHandle ACCEPT_SENDER =

@@ -5,6 +5,7 @@ import static java.lang.foreign.ValueLayout.JAVA_LONG;
 
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
+import java.lang.invoke.MethodHandle;
 import java.nio.BufferOverflowException;
 import java.nio.ByteBuffer;
 import java.time.Duration;
@@ -225,6 +226,40 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
     /** A message with a traceparent is the last one of its batch. */
     private static @Nullable String traceparent(long address, boolean isLast) {
         return isLast ? Native.traceparent(Native.RECEIVER_TRACEPARENT, address) : null;
+    }
+
+    /**
+     * Returns the descriptor for an event loop, which it polls for reading while the receiver is armed. It is constant;
+     * do not read or close it.
+     */
+    public int fd() {
+        return armed(Native.RECEIVER_FD);
+    }
+
+    /**
+     * Makes the descriptor readable once there is a message, or the sender has gone. Returns whether it has; false: there
+     * is a message now, so receive first. Does not wait. Throws as {@link #receive()} when the sender has gone.
+     */
+    public boolean arm() {
+        return received == 0 && armed(Native.RECEIVER_ARM) == PeltonException.OK;
+    }
+
+    /** Ends what {@link #arm} began: when the descriptor is readable, before the messages are received. */
+    public void disarm() {
+        armed(Native.RECEIVER_DISARM);
+    }
+
+    private int armed(MethodHandle function) {
+        long address = enter();
+        try {
+            int result = (int) function.invokeExact(address);
+            PeltonException.check(result);
+            return result;
+        } catch (Throwable failure) {
+            throw Native.unexpected(failure);
+        } finally {
+            exit();
+        }
     }
 
     private byte @Nullable [] copy(long deadlineNs) throws InterruptedException {

@@ -8,6 +8,10 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import io.netty.channel.EventLoopGroup;
+import io.netty.channel.IoEventLoop;
+import io.netty.channel.MultiThreadIoEventLoopGroup;
+import io.netty.channel.epoll.EpollIoHandler;
 import java.lang.foreign.MemorySegment;
 import java.lang.foreign.ValueLayout;
 import java.lang.management.ManagementFactory;
@@ -18,16 +22,20 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.Iterator;
 import java.util.List;
+import java.util.Set;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Flow;
 import java.util.concurrent.Future;
 import java.util.concurrent.FutureTask;
+import java.util.concurrent.Semaphore;
 import java.util.concurrent.SubmissionPublisher;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -472,6 +480,53 @@ class ChannelTest {
             sent.get(60, TimeUnit.SECONDS);
             assertEquals(2000, count);
         }
+    }
+
+    @Test
+    void an_event_loop_of_netty_receives_between_threads_by_the_descriptor() throws Exception {
+        EventLoopGroup loops = new MultiThreadIoEventLoopGroup(1, EpollIoHandler.newFactory());
+        try (ThreadChannel channel = ThreadChannel.create()) {
+            Semaphore arrived = new Semaphore(0);
+            List<String> received = Collections.synchronizedList(new ArrayList<>());
+            Set<Thread> threads = ConcurrentHashMap.newKeySet();
+            CompletableFuture<Void> ended = NettyReceiver.run(
+                    channel.receiver(),
+                    message -> {
+                        threads.add(Thread.currentThread());
+                        received.add(new String(message.toArray()));
+                        arrived.release();
+                    },
+                    (IoEventLoop) loops.next());
+            int sent = 0;
+            // One at a time while the loop sleeps, and more than it takes in a turn.
+            for (int count : new int[] {1, 1, 1000, 1}) {
+                for (int i = 0; i < count; i++) channel.sender().send(bytes(sent++));
+                arrived.acquire(count);
+            }
+            channel.sender().close();
+            ended.get();
+            for (int i = 0; i < sent; i++) assertEquals(Integer.toString(i), received.get(i));
+            assertEquals(1, threads.size());
+        } finally {
+            loops.shutdownGracefully(0, 1, TimeUnit.SECONDS).sync();
+        }
+    }
+
+    @Test
+    void options_limit_who_connects_and_how_much_memory_they_use() throws Exception {
+        try (Receiver receiver = Receiver.gather(name, Options.DEFAULTS.withLanes(1).withAllowUids(12345, -2))) {
+            Future<Sender> first = started(() -> Sender.connect(name, PATIENT));
+            while (!first.isDone()) assertNull(receiver.receive(Duration.ofMillis(1)));
+            Future<Sender> second = started(() -> Sender.connect(name, PATIENT));
+            while (!second.isDone()) assertNull(receiver.receive(Duration.ofMillis(1)));
+            assertThrows(PeltonException.class, () -> unwrapped(second));
+            first.get().close();
+        }
+        assertThrows(
+                PeltonException.class, () -> Receiver.gather(name, Options.DEFAULTS.withMemoryBytesMax(1000)).close());
+        assertThrows(
+                PeltonException.class, () -> Service.listen(name, Options.DEFAULTS.withMemoryBytesMax(1000)).close());
+        assertThrows(PeltonException.class, () -> Service.listen(name, Options.DEFAULTS.withLanes(5000)).close());
     }
 
     @Test
