@@ -110,6 +110,8 @@ final class Native {
             function("pelton_client_await", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
     static final MethodHandle CLIENT_RELEASE = function("pelton_client_release", JAVA_INT, JAVA_LONG);
     static final MethodHandle CLIENT_CANCEL = function("pelton_client_cancel", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle CLIENT_GET_INFO =
+            function("pelton_client_get_info", JAVA_INT, JAVA_LONG, ADDRESS);
     static final MethodHandle CLIENT_FD = function("pelton_client_fd", JAVA_INT, JAVA_LONG);
     static final MethodHandle CLIENT_POLL = function("pelton_client_poll", JAVA_INT, JAVA_LONG);
     static final MethodHandle CLIENT_ARM = function("pelton_client_arm", JAVA_INT, JAVA_LONG);

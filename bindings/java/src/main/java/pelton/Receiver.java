@@ -62,9 +62,7 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
      * order holds for each sender.
      */
     public static Receiver gather(String name, Options options) {
-        try (Arena arena = Arena.ofConfined()) {
-            return new Receiver(open(Native.RECEIVER_GATHER, name, options.gather(arena), arena));
-        }
+        return new Receiver(open(Native.RECEIVER_GATHER, name, options::gather));
     }
 
     /** Waits for the next message, and returns a copy. */
@@ -237,8 +235,8 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
     }
 
     /**
-     * Makes the descriptor readable once there is a message, or the sender has gone. Returns whether it has; false: there
-     * is a message now, so receive first. Does not wait. Throws as {@link #receive()} when the sender has gone.
+     * Makes the descriptor readable once there is a message, or the sender has gone. Does not wait. Returns false if
+     * there is a message now: receive first. Throws as {@link #receive()} when the sender has gone.
      */
     public boolean arm() {
         return received == 0 && armed(Native.RECEIVER_ARM) == PeltonException.OK;

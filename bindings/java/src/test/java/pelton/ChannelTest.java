@@ -513,7 +513,7 @@ class ChannelTest {
     }
 
     @Test
-    void options_limit_who_connects_and_how_much_memory_they_use() throws Exception {
+    void options_limit_senders_users_and_memory() throws Exception {
         try (Receiver receiver = Receiver.gather(name, Options.DEFAULTS.withLanes(1).withAllowUids(12345, -2))) {
             Future<Sender> first = started(() -> Sender.connect(name, PATIENT));
             while (!first.isDone()) assertNull(receiver.receive(Duration.ofMillis(1)));
