@@ -46,7 +46,7 @@ pub struct CallArgs {
     /// The subject of the service
     subject: String,
     /// The name under which this bridge listens as a service
-    name: String,
+    pub name: String,
     /// Each call may be executed more than once: it is repeated if a service is lost with it
     #[arg(long)]
     idempotent: bool,
@@ -57,7 +57,7 @@ pub struct CallArgs {
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
     timeout: Duration,
     #[command(flatten)]
-    servers: ServerArgs,
+    pub servers: ServerArgs,
 }
 
 struct Shared {

@@ -11,6 +11,8 @@ use std::{
 
 /// A wait of the library that no signal ends, between two checks for one.
 const SLICE: Duration = Duration::from_millis(100);
+/// Between two such waits: the connection to NATS, which is served by the same thread, has its turn.
+pub const TURN: Duration = Duration::from_millis(1);
 /// A killed process keeps its role until the kernel has ended it. A guess, generous on a busy machine.
 const ROLE_WAIT: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
@@ -57,7 +59,7 @@ impl Channel {
                     if let Some(receiver) = listener.accept_receiver_until(Instant::now() + SLICE)? {
                         break receiver;
                     }
-                    stop.check()?;
+                    stop.pause(TURN).await?;
                 }
             }
             Channel::Connect(name) => claim(standby, stop, || options.cast().gather_at(name)).await?,
@@ -76,7 +78,7 @@ impl Channel {
                     if let Some(sender) = listener.accept_sender_until(Instant::now() + SLICE)? {
                         return Ok(sender);
                     }
-                    stop.check()?;
+                    stop.pause(TURN).await?;
                 }
             }
             Channel::Connect(name) => loop {
@@ -109,7 +111,7 @@ pub async fn claim<T>(standby: bool, stop: &Stop, mut open: impl FnMut() -> pelt
 }
 
 /// After `error`: continues without a receiver, or by connect with its successor, for which this waits.
-pub fn continue_sender(sender: &mut Sender, error: Error, is_path: bool, stop: &Stop) -> Result<(), Failure> {
+pub async fn continue_sender(sender: &mut Sender, error: Error, is_path: bool, stop: &Stop) -> Result<(), Failure> {
     if is_path {
         // Does not wait: a path channel needs no receiver to send.
         sender.resume_until(Instant::now())?;
@@ -117,7 +119,7 @@ pub fn continue_sender(sender: &mut Sender, error: Error, is_path: bool, stop: &
     }
     report(format_args!("{error}; waiting for the next receiver"));
     while !sender.resume_until(Instant::now() + SLICE)? {
-        stop.check()?;
+        stop.pause(TURN).await?;
     }
     Ok(())
 }

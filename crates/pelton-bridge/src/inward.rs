@@ -6,7 +6,7 @@
 //! begins again at its first part if the bridge is killed before its last one.
 
 use crate::{
-    channel::{Channel, claim, continue_sender},
+    channel::{Channel, TURN, claim, continue_sender},
     failpoint,
     nats::{Direction, Nats, NatsArgs, Retry, SETTLE_TIME},
     position::{Position, Resolved, Slot, StreamName},
@@ -52,7 +52,7 @@ pub struct InArgs {
     /// The subject, or subjects with the wildcards * and >
     subject: String,
     /// The channel: a short name or unix:PATH, where a receiver listens, or path:DIR
-    channel: String,
+    pub channel: String,
     #[command(flatten)]
     nats: NatsArgs,
     /// The file that keeps the position [default for path:DIR: DIR.bridge]
@@ -68,6 +68,28 @@ pub struct InArgs {
     /// Wait without limit while another bridge has the position file or the channel, and then take over
     #[arg(long)]
     standby: bool,
+}
+
+impl InArgs {
+    fn position_path(&self, channel: &Channel) -> Result<PathBuf, Failure> {
+        match (&self.position, channel) {
+            (Some(path), _) => Ok(path.clone()),
+            (None, Channel::Path(path)) => {
+                let mut name = path.clone().into_os_string();
+                name.push(".bridge");
+                Ok(PathBuf::from(name))
+            }
+            (None, Channel::Connect(name)) => Err(Failure::Input(format!(
+                "`{name}` is no directory beside which a position could be kept: name a file with --position"
+            ))),
+        }
+    }
+
+    /// Checks the options, and the stream; carries nothing.
+    pub async fn check(&self, stop: &Stop) -> Result<(), Failure> {
+        self.position_path(&Channel::parse(&self.channel)?)?;
+        self.nats.check(Direction::In, stop).await
+    }
 }
 
 /// Where to begin without a position.
@@ -127,19 +149,7 @@ struct Gap {
 /// Runs `pelton-bridge in`.
 pub async fn run(args: &InArgs, stop: &Stop) -> Result<(), Failure> {
     let channel = Channel::parse(&args.channel)?;
-    let path = match (&args.position, &channel) {
-        (Some(path), _) => path.clone(),
-        (None, Channel::Path(path)) => {
-            let mut name = path.clone().into_os_string();
-            name.push(".bridge");
-            PathBuf::from(name)
-        }
-        (None, Channel::Connect(name)) => {
-            return Err(Failure::Input(format!(
-                "`{name}` is no directory beside which a position could be kept: name a file with --position"
-            )));
-        }
-    };
+    let path = args.position_path(&channel)?;
     let (nats, info) = args.nats.connect(Direction::In, args.subject.clone(), stop).await?;
     let name = StreamName {
         name: info.config.name.clone(),
@@ -627,9 +637,9 @@ impl Inward<'_> {
                     return Ok(());
                 }
                 // The receiver is slow: the bridge waits, and the server keeps what follows.
-                Ok(None) => {}
+                Ok(None) => self.stop.pause(TURN).await?,
                 Err(error @ (Error::Closed { .. } | Error::PeerDied { .. })) => {
-                    continue_sender(sender, error, self.is_path, &self.stop)?;
+                    continue_sender(sender, error, self.is_path, &self.stop).await?;
                     if !self.is_path {
                         // A receiver that had closed left the lane to be copied.
                         let (lane, generation) = (self.sender.lane_id().0, self.sender.generation());

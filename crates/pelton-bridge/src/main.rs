@@ -3,9 +3,11 @@
 //! `outward` takes messages from a channel and publishes them; `inward` takes messages of a stream into a channel.
 //! `serve` offers a local service as one of NATS, `call` one of NATS as a local one; `calls` has what both need.
 //! Beside them: `wire`, what a bridge writes into a NATS message; `position`, the file that says what of a stream
-//! is in a channel; `nats`, the connection and the stream's settings; `channel`, the endpoints; `stop`, signals.
+//! is in a channel; `nats`, the connection and the stream's settings; `channel`, the endpoints; `stop`, signals. `run`
+//! has many bridges in one process.
 //!
-//! The NATS client runs on a thread of its own. The main thread carries messages and may wait for the channel.
+//! A bridge is one thread, which carries messages and serves the connection: nothing is handed from thread to thread. So
+//! where it waits for a channel without the runtime, it does so in slices, between which the connection has its turn.
 
 mod call;
 mod calls;
@@ -14,6 +16,7 @@ mod inward;
 mod nats;
 mod outward;
 mod position;
+mod run;
 mod serve;
 mod stop;
 mod wire;
@@ -56,6 +59,9 @@ enum Command {
     /// Offer a service of NATS to local clients, as a local service
     #[command(after_help = EXIT_CODES)]
     Call(call::CallArgs),
+    /// Run many bridges in one process, as a configuration file names them
+    #[command(after_help = EXIT_CODES)]
+    Run(run::RunArgs),
 }
 
 /// Prints a line on standard error.
@@ -97,20 +103,33 @@ fn main() -> ExitCode {
 }
 
 fn run(command: &Command) -> Result<(), Failure> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
+    on_runtime(async {
+        let stop = stop::Stop::install()?;
+        match command {
+            Command::Run(args) => run::run(args, &stop).await,
+            one => carry(one, &stop).await,
+        }
+    })
+}
+
+/// Runs one bridge until it ends.
+async fn carry(command: &Command, stop: &stop::Stop) -> Result<(), Failure> {
+    match command {
+        Command::Out(args) => outward::run(args, stop).await,
+        Command::In(args) => inward::run(args, stop).await,
+        Command::Serve(args) => serve::run(args, stop).await,
+        Command::Call(args) => call::run(args, stop).await,
+        Command::Run(_) => Err(Failure::Input("a bridge of a configuration cannot be `run`".to_owned())),
+    }
+}
+
+/// Runs `work` in this thread.
+fn on_runtime(work: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::system("starting the runtime", error))?;
-    let done = runtime.block_on(async {
-        let stop = stop::Stop::install()?;
-        match command {
-            Command::Out(args) => outward::run(args, &stop).await,
-            Command::In(args) => inward::run(args, &stop).await,
-            Command::Serve(args) => serve::run(args, &stop).await,
-            Command::Call(args) => call::run(args, &stop).await,
-        }
-    });
+    let done = runtime.block_on(work);
     // Requests that nobody awaits any more.
     runtime.shutdown_background();
     done

@@ -66,6 +66,29 @@ pub struct OutArgs {
     standby: bool,
 }
 
+impl OutArgs {
+    fn checked_id(&self, channel: &Channel) -> Result<String, Failure> {
+        let id = self.id.clone().unwrap_or_else(|| channel.default_id());
+        if id.is_empty() || id.len() > ID_BYTES_MAX || id.contains(|c: char| c.is_control() || !c.is_ascii()) {
+            return Err(Failure::Input(format!(
+                "the name {id:?} cannot be used: want 1 to {ID_BYTES_MAX} ASCII characters"
+            )));
+        }
+        Ok(id)
+    }
+
+    /// The subjects that a stream made by --create takes.
+    fn stream_subject(&self) -> String {
+        self.subject.replace("{lane}", "*")
+    }
+
+    /// Checks the options, and the stream; carries nothing.
+    pub async fn check(&self, stop: &Stop) -> Result<(), Failure> {
+        self.checked_id(&Channel::parse(&self.channel)?)?;
+        self.nats.check(Direction::Out, stop).await
+    }
+}
+
 /// What is known about a subject.
 struct Subject {
     name: String,
@@ -103,13 +126,8 @@ struct Outward {
 /// Runs `pelton-bridge out`.
 pub async fn run(args: &OutArgs, stop: &Stop) -> Result<(), Failure> {
     let channel = Channel::parse(&args.channel)?;
-    let id = args.id.clone().unwrap_or_else(|| channel.default_id());
-    if id.is_empty() || id.len() > ID_BYTES_MAX || id.contains(|c: char| c.is_control() || !c.is_ascii()) {
-        return Err(Failure::Input(format!(
-            "the name {id:?} cannot be used: want 1 to {ID_BYTES_MAX} ASCII characters"
-        )));
-    }
-    let (nats, info) = args.nats.connect(Direction::Out, args.subject.replace("{lane}", "*"), stop).await?;
+    let id = args.checked_id(&channel)?;
+    let (nats, info) = args.nats.connect(Direction::Out, args.stream_subject(), stop).await?;
     let out = Outward {
         nats,
         config: info.config,
@@ -132,10 +150,11 @@ pub async fn run(args: &OutArgs, stop: &Stop) -> Result<(), Failure> {
         out.nats.stream,
         meaning_of_ack(&out.config)
     ));
-    let done = out.carry(args, &mut receiver, &mut subjects).await;
-    if done.is_err() && !matches!(channel, Channel::Path(_)) {
-        // To close would make the senders copy what is unreleased into new lanes, and whether it is stored may be in
-        // doubt. They detect the end of this process, keep their lanes, and offer them to the next one.
+    let mut in_doubt = false;
+    let done = out.carry(args, &mut receiver, &mut subjects, &mut in_doubt).await;
+    if in_doubt && !matches!(channel, Channel::Path(_)) {
+        // To close would make the senders copy what is unreleased into new lanes, and whether it is stored is in doubt.
+        // They detect the end of this process, keep their lanes, and offer them to the next one.
         std::mem::forget(receiver);
     }
     done
@@ -148,12 +167,14 @@ fn random() -> u64 {
 }
 
 impl Outward {
-    /// Carries messages until the channel ends, or a signal.
+    /// Carries messages until the channel ends, or a signal. `in_doubt`: whether what is taken and unreleased may be
+    /// stored.
     async fn carry(
         &self,
         args: &OutArgs,
         receiver: &mut ReceiverEnd,
         subjects: &mut HashMap<String, Subject>,
+        in_doubt: &mut bool,
     ) -> Result<(), Failure> {
         loop {
             self.stop.check()?;
@@ -168,6 +189,7 @@ impl Outward {
                     Next::Done => return Ok(()),
                 },
             };
+            *in_doubt = true;
             // By subject, each with its chunks in order.
             let mut groups: Vec<(Subject, Vec<Work<'_>>)> = Vec::new();
             for (taken, generation) in &taken {
@@ -191,6 +213,7 @@ impl Outward {
                 try_join_all(groups.into_iter().map(|(subject, works)| self.publish_all(subject, works))).await?;
             failpoint("unreleased");
             receiver.get_mut().release_chunks();
+            *in_doubt = false;
             if subjects.len() > SUBJECTS_MAX {
                 subjects.clear();
             }

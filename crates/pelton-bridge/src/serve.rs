@@ -40,10 +40,10 @@ const TEXT_CHARS_MAX: usize = 200;
 #[derive(Args)]
 pub struct ServeArgs {
     /// The local service
-    service: String,
+    pub service: String,
     /// The subject of its calls
     #[arg(long, value_name = "SUBJECT")]
-    subject: String,
+    pub subject: String,
     /// Its name for `nats service` [default: the subject, with - for each .]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -51,7 +51,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NAME", default_value = "q")]
     queue_group: String,
     #[command(flatten)]
-    servers: ServerArgs,
+    pub servers: ServerArgs,
 }
 
 struct Shared {

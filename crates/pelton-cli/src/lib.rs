@@ -15,7 +15,7 @@ mod descriptors;
 mod exit_codes;
 pub mod failure;
 pub mod frame;
-mod notify;
+pub mod notify;
 mod observed;
 pub mod output;
 mod process;
