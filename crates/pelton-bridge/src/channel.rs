@@ -25,6 +25,15 @@ pub enum Channel {
     Connect(String),
 }
 
+/// The name as `pelton ls` shows it.
+pub fn whole_name(name: &str) -> String {
+    let whole = |directory: &str| std::fs::canonicalize(directory).or_else(|_| std::path::absolute(directory)).ok();
+    match name.strip_prefix("path:").and_then(whole) {
+        Some(path) => format!("path:{}", path.display()),
+        None => name.to_owned(),
+    }
+}
+
 impl Channel {
     /// Parses a name as the other commands of `pelton` do.
     pub fn parse(name: &str) -> Result<Channel, Failure> {
@@ -49,8 +58,14 @@ impl Channel {
     }
 
     /// Becomes the channel's receiver. By connect it takes any number of senders, or with `once` the first.
-    pub async fn open_receiver(&self, once: bool, standby: bool, stop: &Stop) -> Result<ReceiverEnd, Failure> {
-        let options = Options::<maker::Any>::new();
+    pub async fn open_receiver(
+        &self,
+        once: bool,
+        standby: bool,
+        traced: bool,
+        stop: &Stop,
+    ) -> Result<ReceiverEnd, Failure> {
+        let options = options(traced);
         let receiver = match self {
             Channel::Path(path) => claim(standby, stop, || options.cast().create_receiver(path)).await?,
             Channel::Connect(name) if once => {
@@ -68,8 +83,8 @@ impl Channel {
     }
 
     /// Becomes a sender of the channel.
-    pub async fn open_sender(&self, listen: bool, standby: bool, stop: &Stop) -> Result<Sender, Failure> {
-        let options = Options::<maker::Any>::new();
+    pub async fn open_sender(&self, listen: bool, standby: bool, traced: bool, stop: &Stop) -> Result<Sender, Failure> {
+        let options = options(traced);
         match self {
             Channel::Path(path) => claim(standby, stop, || options.cast().create_sender(path)).await,
             Channel::Connect(name) if listen => {
@@ -90,6 +105,10 @@ impl Channel {
             },
         }
     }
+}
+
+fn options(traced: bool) -> Options<maker::Any> {
+    Options::<maker::Any>::new().traced(traced)
 }
 
 /// Repeats `open` while another process has the role: a while, or with `standby` without limit.

@@ -7,7 +7,11 @@
 //! SIGHUP reads the file again. Bridges whose tables are unchanged go on; the others end as by SIGTERM before new ones
 //! begin, because both may have the same channel.
 
-use crate::{Cli, Command, carry, on_runtime, report, stop::Stop};
+use crate::{
+    Cli, Command, carry, on_runtime, report,
+    status::{Bridges, Status},
+    stop::Stop,
+};
 use clap::{Args, CommandFactory as _, Parser as _};
 use futures_util::future::join_all;
 use pelton_cli::{
@@ -17,6 +21,7 @@ use pelton_cli::{
 use std::{
     collections::HashSet,
     path::{Path, PathBuf},
+    sync::{Arc, PoisonError},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -54,12 +59,13 @@ struct Entry {
 struct Running {
     words: Vec<String>,
     title: String,
+    status: Arc<Status>,
     stop: watch::Sender<i32>,
     thread: JoinHandle<Result<(), Failure>>,
 }
 
 /// Runs `pelton-bridge run`.
-pub async fn run(args: &RunArgs, stop: &Stop) -> Result<(), Failure> {
+pub async fn run(args: &RunArgs, stop: &Stop, shown: &Bridges) -> Result<(), Failure> {
     let entries = read(&args.config)?;
     if args.check {
         return check(&entries, stop).await;
@@ -68,6 +74,7 @@ pub async fn run(args: &RunArgs, stop: &Stop) -> Result<(), Failure> {
     let (ended, mut ends) = mpsc::unbounded_channel();
     let mut bridges = Vec::new();
     start(entries, &mut bridges, &ended)?;
+    show(&bridges, shown);
     notify(notify::READY);
     let mut last = Ok(());
     while !bridges.is_empty() {
@@ -76,7 +83,10 @@ pub async fn run(args: &RunArgs, stop: &Stop) -> Result<(), Failure> {
             _ = reloads.recv() => {
                 notify(&notify::reloading());
                 match read(&args.config) {
-                    Ok(entries) => reload(entries, &mut bridges, &ended).await?,
+                    Ok(entries) => {
+                        reload(entries, &mut bridges, &ended).await?;
+                        show(&bridges, shown);
+                    }
                     Err(failure) => report(format_args!(
                         "reload refused, the bridges go on as before: {}",
                         failure.text().unwrap_or_default()
@@ -107,34 +117,42 @@ impl Running {
     }
 }
 
+/// Shows the bridges in the metrics.
+fn show(bridges: &[Running], shown: &Bridges) {
+    let all = bridges.iter().map(|bridge| bridge.status.clone()).collect();
+    *shown.lock().unwrap_or_else(PoisonError::into_inner) = all;
+}
+
 /// Starts the bridges of `entries`.
 fn start(entries: Vec<Entry>, bridges: &mut Vec<Running>, ended: &mpsc::UnboundedSender<()>) -> Result<(), Failure> {
     for Entry { words, title, command } in entries {
         let (send, stop) = Stop::of_one_bridge();
-        let (name, ended) = (title.clone(), ended.clone());
+        let (name, ended, status) = (title.clone(), ended.clone(), command.status());
+        let shown = status.clone();
         let thread = std::thread::Builder::new()
             .name("bridge".to_owned())
             .spawn(move || {
-                let done = on_runtime(keep(&name, &command, &stop));
+                let done = on_runtime(keep(&name, &command, &stop, &status));
                 // The main thread may have ended.
                 let _ = ended.send(());
                 done
             })
             .map_err(|error| Failure::system(format!("a thread for {title}"), error))?;
-        bridges.push(Running { words, title, stop: send, thread });
+        bridges.push(Running { words, title, status: shown, stop: send, thread });
     }
     Ok(())
 }
 
 /// Keeps one bridge running.
-async fn keep(title: &str, command: &Command, stop: &Stop) -> Result<(), Failure> {
+async fn keep(title: &str, command: &Command, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
     let mut pause = PAUSES[0];
     loop {
         let began = Instant::now();
-        let failure = match carry(command, stop).await {
+        let failure = match carry(command, stop, status).await {
             Err(failure @ (Failure::Peer(_) | Failure::TimedOut(_) | Failure::System(_))) => failure,
             Err(failure) => {
                 if let Some(text) = failure.text() {
+                    status.ended(format!("has ended, until the next reload: {text}"));
                     report(format_args!("{title} has ended, until the next reload: {text}"));
                 }
                 return Err(failure);
@@ -145,6 +163,7 @@ async fn keep(title: &str, command: &Command, stop: &Stop) -> Result<(), Failure
             pause = PAUSES[0];
         }
         let text = failure.text().unwrap_or_default();
+        status.ended(format!("is started again: {text}"));
         report(format_args!("{title} is started again in {} s: {text}", pause.as_secs_f64()));
         stop.pause(pause).await?;
         pause = (pause * 2).min(PAUSES[1]);
@@ -222,11 +241,15 @@ fn parse(text: &str) -> Result<Vec<Entry>, String> {
                 table.insert(name.clone(), value.clone());
             }
         }
+        let table_has_metrics = table.contains_key("metrics");
         let words = words(kind, table).map_err(|problem| format!("{place}: {problem}"))?;
         let command = Cli::try_parse_from([&["pelton-bridge".to_owned()], &words[..]].concat())
             .map_err(|error| format!("{place}: {}", first_paragraph(&error.to_string())))?
             .command;
         let title = title(&command);
+        if table_has_metrics {
+            return Err(format!("{place}: metrics is an option of the command line"));
+        }
         if !seen.insert(title.clone()) {
             return Err(format!("{place}: `{title}` is there twice"));
         }
