@@ -26,8 +26,8 @@ pub mod signals;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use commands::{
-    bridge, call, cat, conform, cp, doctor, flush, info, ls, metrics, ping, record, recover, recv, replay, rm, run,
-    send, serve, stat, tail, top,
+    bridge, call, cat, conform, cp, doctor, flush, info, ls, metrics, ping, publish, record, recover, recv, replay, rm,
+    run, send, serve, stat, subscribe, tail, top,
 };
 use std::{process::ExitCode, time::Duration};
 
@@ -45,6 +45,10 @@ enum Command {
     Send(send::SendArgs),
     /// Receive messages and write each as a frame to standard output
     Recv(recv::RecvArgs),
+    /// Publish each frame of standard input as a message to every subscriber
+    Pub(publish::PubArgs),
+    /// Subscribe to a publisher, and write each message as a frame to standard output
+    Sub(subscribe::SubArgs),
     /// Receive messages and write each to a record file once, also after a kill and a restart
     Flush(flush::FlushArgs),
     /// Receive messages and write each to a record file, with the time at which it arrived
@@ -135,6 +139,8 @@ pub fn run() -> ExitCode {
     let done = match cli.command {
         Command::Send(args) => send::run(&args),
         Command::Recv(args) => recv::run(&args),
+        Command::Pub(args) => publish::run(&args),
+        Command::Sub(args) => subscribe::run(&args),
         Command::Flush(args) => flush::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Replay(args) => replay::run(&args),

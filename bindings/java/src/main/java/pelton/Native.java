@@ -50,6 +50,7 @@ final class Native {
     static final MethodHandle RECEIVER_OPENING_FINISH =
             function("pelton_receiver_opening_finish", JAVA_INT, JAVA_LONG, ADDRESS);
     static final MethodHandle RECEIVER_GATHER = opening("pelton_receiver_gather");
+    static final MethodHandle THREADS = opening("pelton_threads");
     static final MethodHandle LISTENER_OPEN = opening("pelton_listener_open");
     static final MethodHandle LISTENER_FD = function("pelton_listener_fd", JAVA_INT, JAVA_LONG);
     static final MethodHandle ACCEPT_SENDER =
@@ -82,6 +83,7 @@ final class Native {
     static final MethodHandle RELEASE = function("pelton_receiver_release", CRITICAL, JAVA_INT, JAVA_LONG);
     /** For a message with descriptors, whose closing can wait. */
     static final MethodHandle RELEASE_DESCRIPTORS = function("pelton_receiver_release", JAVA_INT, JAVA_LONG);
+    static final MethodHandle RECEIVER_HOLD = function("pelton_receiver_hold", JAVA_INT, JAVA_LONG, ADDRESS);
     static final MethodHandle RECEIVER_RESUME = function("pelton_receiver_resume", JAVA_INT, JAVA_LONG, JAVA_LONG);
     static final MethodHandle RECEIVER_TRACEPARENT =
             function("pelton_receiver_traceparent", JAVA_INT, JAVA_LONG, ADDRESS);
@@ -108,6 +110,8 @@ final class Native {
             function("pelton_client_await", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
     static final MethodHandle CLIENT_RELEASE = function("pelton_client_release", JAVA_INT, JAVA_LONG);
     static final MethodHandle CLIENT_CANCEL = function("pelton_client_cancel", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle CLIENT_GET_INFO =
+            function("pelton_client_get_info", JAVA_INT, JAVA_LONG, ADDRESS);
     static final MethodHandle CLIENT_FD = function("pelton_client_fd", JAVA_INT, JAVA_LONG);
     static final MethodHandle CLIENT_POLL = function("pelton_client_poll", JAVA_INT, JAVA_LONG);
     static final MethodHandle CLIENT_ARM = function("pelton_client_arm", JAVA_INT, JAVA_LONG);
