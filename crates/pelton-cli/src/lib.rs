@@ -11,7 +11,7 @@
 
 mod channel;
 mod commands;
-mod descriptors;
+pub mod descriptors;
 mod exit_codes;
 pub mod failure;
 pub mod frame;
