@@ -7,6 +7,8 @@
 #define NIF(name) ERL_NIF_TERM nif_##name(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
 
 #define FUNCTIONS(X) \
+    /* log.c */ \
+    X(set_log, 1, 0) \
     /* fast_io.c */ \
     X(file_read, 3, 0) X(file_read_waiting, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) X(file_write, 3, 0) \
     X(file_write_waiting, 3, ERL_NIF_DIRTY_JOB_IO_BOUND) \

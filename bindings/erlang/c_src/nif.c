@@ -20,6 +20,7 @@ static void on_ready(enum watched *watched)
  * endpoint.c). */
 static int on_wake(void)
 {
+    log_send();
     endpoints_recheck();
     requests_cancel();
     files_close_deferred();
@@ -42,6 +43,8 @@ static void free_shared(void)
         close(shared->doorbell);
     if (shared->lock)
         enif_mutex_destroy(shared->lock);
+    if (shared->log_lock)
+        enif_mutex_destroy(shared->log_lock);
     if (shared->flushed)
         enif_cond_destroy(shared->flushed);
     enif_free(shared->engines);
@@ -57,11 +60,12 @@ static int create_shared(unsigned schedulers)
     *shared = (struct shared){.layout = LAYOUT, .doorbell_watched = WATCHED_DOORBELL, .next_due = INT64_MAX};
     atomic_flag_clear(&shared->is_writing);
     shared->lock = enif_mutex_create("pelton_shared");
+    shared->log_lock = enif_mutex_create("pelton_log");
     shared->flushed = enif_cond_create("pelton_flushed");
     shared->epoll = epoll_create1(EPOLL_CLOEXEC);
     shared->doorbell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     shared->engine_count = schedulers;
-    if (!shared->lock || !shared->flushed || shared->epoll < 0 || shared->doorbell < 0)
+    if (!shared->lock || !shared->log_lock || !shared->flushed || shared->epoll < 0 || shared->doorbell < 0)
         return EMFILE;
     return notifier_watch(shared->doorbell, &shared->doorbell_watched);
 }

@@ -5,6 +5,7 @@
  *
  *   terms.c            atoms, errors, binaries, reductions, the clock
  *   notifier.c         the notifier thread
+ *   log.c              what libpelton logs, for one process
  *   buffer.c           the memory of delayed_write and read_ahead                                    file.h
  *   file.c             open files: users, owner, deferred close
  *   endpoint.c         senders, receivers, clients, services, listeners; their waiters            endpoint.h
@@ -38,10 +39,10 @@
 
 #define ATOMS(X) \
     X(abandoned) X(badarg) X(busy) X(closed) X(device) X(directory) X(einval) X(enomem) X(eof) X(error) \
-    X(failed) X(false) X(flush) X(full) X(in_operation) X(later) X(line) X(list) X(lost) X(none) X(noproc) \
-    X(not_begun) X(not_owner) X(ok) X(once) X(other) X(part) X(pelton) X(pelton_closed) X(pelton_passive) \
-    X(pelton_request) X(pending) X(read) X(read_write) X(ready) X(regular) X(stream) X(symlink) X(timeout) \
-    X(true) X(undefined) X(unknown) X(waits) X(write)
+    X(failed) X(false) X(flush) X(full) X(in_operation) X(info) X(later) X(line) X(list) X(lost) X(none) X(noproc) \
+    X(not_begun) X(not_owner) X(ok) X(once) X(other) X(part) X(pelton) X(pelton_closed) X(pelton_log) \
+    X(pelton_passive) X(pelton_request) X(pending) X(read) X(read_write) X(ready) X(regular) X(stream) X(symlink) X(timeout) \
+    X(true) X(undefined) X(unknown) X(waits) X(warning) X(write)
 
 #define ATOM_(name) extern ERL_NIF_TERM atom_##name;
 ATOMS(ATOM_)
@@ -103,10 +104,15 @@ void notifier_unwatch(int fd);
 /* Wakes the thread for events.work. */
 void notifier_wake(void);
 
+/* ---- log.c ---- */
+
+/* Sends the process what was logged since the last call. */
+void log_send(void);
+
 /* ---- Shared state ---- */
 
 /* A new library takes this over unchanged. A change of a structure that it reaches needs a new number. */
-#define LAYOUT 8
+#define LAYOUT 9
 struct shared {
     unsigned layout;
     ErlNifMutex *lock; /* protects the lists below, and the creation of engines */
@@ -130,6 +136,10 @@ struct shared {
     struct endpoint *endpoints;             /* open ones */
     struct endpoint *closed_endpoints;
     struct endpoint *endpoints_to_recheck;
+    ErlNifMutex *log_lock; /* protects what follows; nothing is locked under it */
+    struct log_record *log_records;
+    unsigned log_count;
+    ErlNifPid log_receiver;
 };
 extern struct shared *shared;
 

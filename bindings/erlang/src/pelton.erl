@@ -22,7 +22,8 @@
 -module(pelton).
 -export([open/2, open/3, accept/1, accept/2, close/1, send/2, send/3, wait_released/1, wait_released/2, recv/1, recv/2,
          resume/1, resume/2, setopts/2, controlling_process/2, info/1, call/2, call/3, stream/4, stream/5, cast/2, drain/1,
-         reply/2, part/2, part/3, finish/1, fail/3, is_cancelled/1, traceparent/1, format_error/1]).
+         reply/2, part/2, part/3, finish/1, fail/3, is_cancelled/1, traceparent/1, format_error/1,
+         set_log/1]).
 -export_type([endpoint/0, responder/0, kind/0, option/0, send_option/0, reason/0, open_error/0]).
 
 -opaque endpoint() :: pelton_nif:endpoint().
@@ -513,6 +514,19 @@ format_error(Reason) ->
         undefined -> file:format_error(Reason);
         Text -> binary_to_list(Text)
     end.
+
+%% @doc Sends a process what changes how the program runs and is no result of a call: peers that were refused, with
+%% process, user and reason, and fallbacks, where the system refuses membarrier or io_uring. It gets `{pelton_log,
+%% error | warning | info, Text}', whose level is one of `logger'. `none', the default: nobody. One process for the
+%% whole node, the last one set; nothing happens when it has ended. Refused peers have at most one record per second,
+%% which counts those before it without one. Nothing is logged for each message. Does not wait. Example:
+%% ```
+%% Log = fun Loop() -> receive {pelton_log, Level, Text} -> logger:log(Level, "~ts", [Text]), Loop() end end,
+%% pelton:set_log(spawn(Log)).
+%% '''
+-spec set_log(pid() | none) -> ok.
+set_log(Process) ->
+    pelton_nif:set_log(Process).
 
 flat(Data) when is_binary(Data) -> Data;
 flat(Data) -> iolist_to_binary(Data).

@@ -10,7 +10,7 @@
          endpoint_call_large/4, endpoint_stream/4, endpoint_stream_large/4, endpoint_cast/2, endpoint_cast_large/2,
          endpoint_cancel/2, endpoint_drain/1, endpoint_info/1,
          responder_reply/3, responder_reply_large/3, responder_part/2, responder_part_large/2, responder_end/1,
-         responder_is_cancelled/1, responder_traceparent/1, code_text/1]).
+         responder_is_cancelled/1, responder_traceparent/1, code_text/1, set_log/1]).
 -export_type([file/0, path/0, buffers/0, result/1, endpoint/0, responder/0, numbers/0]).
 -on_load(load/0).
 
@@ -198,6 +198,9 @@ responder_reply_large(_Responder, _Code, _Data) -> not_loaded().
 
 -spec code_text(atom()) -> binary() | undefined.
 code_text(_Atom) -> not_loaded().
+
+-spec set_log(pid() | none) -> ok.
+set_log(_Receiver) -> not_loaded().
 
 %% For dialyzer it returns any type.
 not_loaded() ->

@@ -64,6 +64,7 @@ tests() ->
      {a_file_goes_to_the_command_and_comes_from_it, fun a_file_goes_to_the_command_and_comes_from_it/1},
      {an_endpoint_returns_from_a_file_operation, fun an_endpoint_returns_from_a_file_operation/1},
      {each_reason_has_a_text, fun each_reason_has_a_text/1},
+     {a_refused_peer_is_logged, fun a_refused_peer_is_logged/1},
      {nothing_is_left_open, fun nothing_is_left_open/1}].
 
 name(Path) -> ["unix:", Path("socket")].
@@ -560,6 +561,24 @@ each_reason_has_a_text(Path) ->
     Texts = [pelton:format_error(Reason) || Reason <- Reasons],
     [?assert(length(Text) > 5) || Text <- Texts],
     ?assertEqual([], [Text || Text <- Texts, string:find(Text, "unknown") =/= nomatch]).
+
+a_refused_peer_is_logged(Path) ->
+    ?assertError(badarg, pelton:set_log(logger)),
+    ok = pelton:set_log(self()),
+    %% It accepts and refuses in the background.
+    {ok, Receiver} = pelton:open(receiver, name(Path)),
+    ok = pelton:setopts(Receiver, [{active, true}]),
+    {Level, Text} = refused_until_logged(Path, 100),
+    ok = pelton:set_log(none),
+    ?assertEqual(warning, Level),
+    ?assertMatch({match, _}, re:run(Text, ["^refused the peer, process ", os:getpid(), " of uid [0-9]+: "])).
+
+%% Again, if a refusal less than a second ago had a record.
+refused_until_logged(Path, Tries) when Tries > 0 ->
+    ?assertMatch({error, {refused, _}}, pelton:open(client, name(Path), [{timeout, 30000}])),
+    receive {pelton_log, Level, Text} -> {Level, Text}
+    after 100 -> refused_until_logged(Path, Tries - 1)
+    end.
 
 %% Larger than the lane: the rest is written although the client makes no other call.
 a_large_cast_is_written(Path) ->

@@ -459,3 +459,17 @@ export class RecordReader {
   [Symbol.dispose](): void;
   [Symbol.asyncDispose](): Promise<void>;
 }
+
+/**
+ * Sets the function that receives what changes how the program runs and is no result of a call: peers that were
+ * refused, with process, user and reason, and fallbacks, where the system refuses membarrier or io_uring. null, the
+ * default: none. One function for the process, with its worker threads: the last one set. Refused peers have at most
+ * one record per second, which counts those before it without one. Nothing is logged for each message.
+ *
+ * The loop of the thread that has set it calls it later; at most 256 records wait for that, and further ones are
+ * dropped. It does not keep the process alive. Throws a TypeError for what is no function.
+ *
+ * @example
+ * setLog((level, text) => console[level](`pelton: ${text}`));
+ */
+export function setLog(log: ((level: 'error' | 'warn' | 'info', text: string) => void) | null): void;

@@ -4,9 +4,11 @@
 const { Listener, Receiver, Sender, gather, listen, threads } = require('./channel.js');
 const { Client } = require('./client.js');
 const { Failed, PeltonError } = require('./errors.js');
+const { setLog } = require('./log.js');
 const { RecordFile, RecordReader } = require('./records.js');
 const { Service } = require('./service.js');
 
 module.exports = {
-  Client, Failed, Listener, PeltonError, Receiver, RecordFile, RecordReader, Sender, Service, gather, listen, threads,
+  Client, Failed, Listener, PeltonError, Receiver, RecordFile, RecordReader, Sender, Service, gather, listen, setLog,
+  threads,
 };

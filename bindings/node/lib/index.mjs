@@ -2,6 +2,7 @@
 import pelton from './index.js';
 
 export const {
-  Client, Failed, Listener, PeltonError, Receiver, RecordFile, RecordReader, Sender, Service, gather, listen, threads,
+  Client, Failed, Listener, PeltonError, Receiver, RecordFile, RecordReader, Sender, Service, gather, listen, setLog,
+  threads,
 } = pelton;
 export default pelton;

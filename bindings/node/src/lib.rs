@@ -10,6 +10,7 @@ mod endpoint;
 mod error;
 mod fast;
 mod files;
+mod log;
 mod message;
 mod open;
 mod receiver;

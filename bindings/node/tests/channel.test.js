@@ -2,13 +2,13 @@
 const assert = require('node:assert/strict');
 const { once } = require('node:events');
 const fs = require('node:fs');
-const { setImmediate: turn } = require('node:timers/promises');
+const { setImmediate: turn, setTimeout: sleep } = require('node:timers/promises');
 const test = require('node:test');
 const { Worker } = require('node:worker_threads');
 const { pipeline } = require('node:stream/promises');
 const { LIMIT, name, options, pelton, place, program, start, tool } = require('./support.js');
 
-const { PeltonError, Receiver, Sender, gather, listen, threads } = pelton;
+const { Client, PeltonError, Receiver, Sender, gather, listen, threads } = pelton;
 const coded = (code) => (error) => error instanceof PeltonError && error.code === code;
 
 /** A sender detects the end of its peer within some messages. */
@@ -721,4 +721,35 @@ test('both_ways_with_the_tool', { ...options, skip: !tool && 'PELTON_TOOL is not
   sender.close();
   assert.equal(await receiving.ended, 0);
   assert.equal(receiving.output(), 'four\nfive\n');
+});
+
+test('a_refused_peer_is_logged', options, async () => {
+  assert.throws(() => pelton.setLog('warn'), { name: 'TypeError', message: /log is String, wanted a function, or null/ });
+  const records = [];
+  let wake;
+  pelton.setLog((level, text) => {
+    records.push([level, text]);
+    wake();
+  });
+  const at = name();
+  const receiver = pelton.gather(at);
+  // It accepts and refuses while it waits.
+  const waiting = receiver.recv();
+  // Again, if a refusal less than a second ago had a record.
+  while (records.length === 0) {
+    const logged = new Promise((resolve) => { wake = resolve; });
+    await assert.rejects(Client.connect(at, LIMIT), coded('refused'));
+    await Promise.race([logged, sleep(100)]);
+  }
+  pelton.setLog(null);
+  receiver.close();
+  await assert.rejects(waiting, coded('closed_handle'));
+  const [[level, text]] = records;
+  assert.equal(level, 'warn');
+  assert.match(text, new RegExp(`^refused the peer, process ${process.pid} of uid ${process.getuid()}: `));
+});
+
+test('a_logger_keeps_no_process_alive', options, async () => {
+  const quiet = program('pelton.setLog(() => {});');
+  assert.equal(await quiet.ended, 0);
 });

@@ -47,7 +47,7 @@ const COPY_BYTES_MIN: u64 = 4096;
 /// Larger messages count as missed, so that no sender can make the tap use more memory.
 const MESSAGE_BYTES_MAX: u64 = if cfg!(test) { 512 << 10 } else { 64 << 20 };
 /// Bytes that one call of [`Tap::poll`] reads, about.
-const POLL_BYTES: u64 = 1 << 20;
+const POLL_BYTES: u64 = 64 << 10;
 /// A tap that is further behind does not try released records: on a stream that fast it cannot find one whole.
 const RELEASED_MAX: u64 = 4096;
 /// How often the tap reads a position for two equal reads.
@@ -259,8 +259,8 @@ impl Tap {
         Ok(u32::from_le_bytes(state) != CLOSED && flags.is_some_and(|flags| flags & EXITING == 0))
     }
 
-    /// Copies the messages since the last call, about 1 MiB at most, and gives them to `each`. Returns whether there
-    /// are more. Does not wait.
+    /// Copies the messages since the last call, about 64 KiB or one larger message at most, and gives them to `each`.
+    /// Returns whether there are more. Does not wait.
     ///
     /// # Errors
     /// `InvalidData`: the lane contains what no sender writes. Those of reading the files, and of `each`.
