@@ -18,6 +18,7 @@ import java.lang.invoke.MethodHandle;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.function.Function;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -191,16 +192,23 @@ final class Native {
     /** The file that pelton.library names, else the library that the jar carries, else the system's. */
     private static SymbolLookup library() {
         String path = System.getProperty("pelton.library", "");
-        try (InputStream carried = path.isEmpty()
-                ? Native.class.getResourceAsStream("native/" + System.getProperty("os.arch") + "/libpelton.so")
-                : null) {
-            if (carried != null) return unpacked(carried.readAllBytes());
+        try {
+            byte[] carried = path.isEmpty() ? carried(Native.class::getResourceAsStream, System.getProperty("os.arch")) : null;
+            if (carried != null) return unpacked(carried);
             return path.isEmpty()
                     ? SymbolLookup.libraryLookup("libpelton.so.0.2", Arena.global())
                     : SymbolLookup.libraryLookup(Path.of(path), Arena.global());
         } catch (IOException | IllegalArgumentException failure) {
             throw (Error) new UnsatisfiedLinkError("cannot load " + (path.isEmpty() ? "libpelton.so.0.2" : path)
                     + ": install libpelton, or name its file by -Dpelton.library=PATH").initCause(failure);
+        }
+    }
+
+    /** The library for an architecture, by Java's name of it, or null. packages/java/build puts it there. */
+    static byte @Nullable [] carried(Function<String, @Nullable InputStream> resources, String architecture)
+            throws IOException {
+        try (InputStream library = resources.apply("native/" + architecture + "/libpelton.so")) {
+            return library == null ? null : library.readAllBytes();
         }
     }
 

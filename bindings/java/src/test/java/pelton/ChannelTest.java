@@ -12,6 +12,8 @@ import io.netty.channel.EventLoopGroup;
 import io.netty.channel.IoEventLoop;
 import io.netty.channel.MultiThreadIoEventLoopGroup;
 import io.netty.channel.epoll.EpollIoHandler;
+import java.io.ByteArrayInputStream;
+import java.io.InputStream;
 import java.lang.foreign.MemorySegment;
 import java.lang.foreign.ValueLayout;
 import java.lang.management.ManagementFactory;
@@ -25,6 +27,7 @@ import java.util.Arrays;
 import java.util.Collections;
 import java.util.Iterator;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
@@ -555,6 +558,16 @@ class ChannelTest {
         try (Receiver receiver = Receiver.connect(path)) {
             for (int i = 0; i < 100; i++) assertArrayEquals(bytes(i), receiver.receive(LIMIT));
         }
+    }
+
+    @Test
+    void the_jar_has_a_library_for_each_architecture() throws Exception {
+        Map<String, InputStream> jar = Map.of(
+                "native/amd64/libpelton.so", new ByteArrayInputStream(new byte[] {1}),
+                "native/aarch64/libpelton.so", new ByteArrayInputStream(new byte[] {2}));
+        assertArrayEquals(new byte[] {2}, Native.carried(jar::get, "aarch64"));
+        assertArrayEquals(new byte[] {1}, Native.carried(jar::get, "amd64"));
+        assertNull(Native.carried(jar::get, "riscv64"));
     }
 
     @Test
