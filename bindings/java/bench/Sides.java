@@ -58,9 +58,9 @@ import pelton.Service;
  * an object for it; gRPC's marshallers leave bytes as they are, its executor is the event loop ("directExecutor"), and
  * calls block. pelton handles requests on its service's thread. Each message is copied out, as by all systems.
  *
- * <p>Before the passes 200,000 messages more are sent than with systems of other languages, or 20,000 calls, so that the
- * measured code is compiled. The contract is that of every side: see bench/src/side.rs and payload.rs. The side compares
- * every message's number and size, and every byte of the warm-up's and of a stream's last.
+ * <p>Before the passes 200,000 messages more are sent than with systems of other languages, or 20,000 calls, so that
+ * the measured code is compiled. The contract is that of every side: see bench/src/side.rs and payload.rs. The side
+ * compares every message's number and size, and every byte of the warm-up's and of a stream's last.
  *
  * <pre>java Sides SYSTEM side JOB</pre>
  */

@@ -187,7 +187,8 @@ public final class Service extends Handle {
         synchronized (running) {
             while (!running.isEmpty()) {
                 try {
-                    running.wait();
+                    running.wait(CANCEL_NS / 1_000_000);
+                    for (Request request : running) if (request.isCancelled()) request.interrupt();
                 } catch (InterruptedException interrupted) {
                     wasInterrupted = true;
                     dropWaiting();

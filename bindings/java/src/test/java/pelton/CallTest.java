@@ -531,9 +531,15 @@ class CallTest {
 
     @Test
     void cancelled_calls_make_way_for_those_that_wait() throws Exception {
+        CountDownLatch interrupted = new CountDownLatch(1024);
         Service.Handler handler = request -> {
-            if (new String(request.bytes()).equals("hold")) Thread.sleep(Long.MAX_VALUE);
-            return request.bytes();
+            if (!new String(request.bytes()).equals("hold")) return request.bytes();
+            try {
+                Thread.sleep(Long.MAX_VALUE);
+            } finally {
+                interrupted.countDown();
+            }
+            return null;
         };
         try (Running running = new Running(name, Options.DEFAULTS, true, handler);
                 Client client = Client.connect(name, PATIENT)) {
@@ -543,6 +549,7 @@ class CallTest {
             for (int i = 0; i < 100; i++) waiting.add(client.callAsync(bytes(i)));
             for (Call call : held) call.close();
             for (int i = 0; i < 100; i++) assertArrayEquals(bytes(i), waiting.get(i).get());
+            interrupted.await();
             assertTrue(running.service.isOpen());
         }
     }

@@ -249,6 +249,8 @@ class ChannelTest {
             assertArrayEquals(bytes(1), pair.receiver.receive());
             subscriber.sent().cancel(true);
             assertThrows(PeltonException.Closed.class, pair.receiver::receive);
+            // The subscriber's thread is about to leave it.
+            while (!isFree(pair.sender)) Thread.onSpinWait();
         }
     }
 
@@ -295,6 +297,15 @@ class ChannelTest {
             pair.receiver.close();
             assertArrayEquals(bytes(18), last.segment().toArray(ValueLayout.JAVA_BYTE));
             last.close();
+        }
+    }
+
+    private static boolean isFree(Sender sender) {
+        try {
+            sender.close();
+            return true;
+        } catch (WrongThreadException inUse) {
+            return false;
         }
     }
 
