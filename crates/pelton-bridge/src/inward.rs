@@ -485,67 +485,75 @@ impl Inward<'_> {
         // Read again for the parts that belong to a later message.
         let is_old = sequence <= current.done;
         self.status.redeliveries.add(u64::from(is_old));
-        let headers = message.headers.unwrap_or_default();
-        let traceparent = if self.args.traced { traceparent(&headers) } else { None };
-        let place = format!("message {sequence} of stream {}, on {}", self.nats.stream, message.subject);
-        let damaged = |what: &str| Failure::System(format!("{place}, has {what}: it is not whole, or not of a bridge"));
-        let origin = match Origin::parse(&headers) {
-            // A message of another publisher is a message of the channel.
-            Err(NotBridged::Foreign) => None,
-            Err(NotBridged::Damaged(header)) => return Err(damaged(&format!("a damaged header {header}"))),
-            Ok(origin) => Some(origin),
+        let async_nats::Message { subject, payload, headers, .. } = message;
+        let stream = &self.args.nats.stream;
+        let damaged = |what: &str| {
+            Failure::System(format!(
+                "message {sequence} of stream {stream}, on {subject}, has {what}: it is not whole, or not of a bridge"
+            ))
         };
-        let subject = message.subject.as_str();
-        let whole = match origin {
-            Some(origin) if origin.part.is_some() => {
-                match self.join(subject, origin, &message.payload, sequence, is_old)? {
-                    Joined::Whole(bytes) => vec![bytes],
-                    Joined::More => return Ok(()),
-                    Joined::NoBeginning if is_old => return Ok(()),
-                    Joined::NoBeginning => {
-                        return Err(damaged("a part of a message whose beginning is not in the stream any more"));
-                    }
+        let origin = match headers.as_ref().map(Origin::parse) {
+            // A message of another publisher is a message of the channel.
+            None | Some(Err(NotBridged::Foreign)) => None,
+            Some(Err(NotBridged::Damaged(header))) => return Err(damaged(&format!("a damaged header {header}"))),
+            Some(Ok(origin)) => Some(origin),
+        };
+        let traceparent = if self.args.traced { headers.as_ref().and_then(traceparent) } else { None };
+        let part = origin.as_ref().and_then(|origin| origin.part);
+        if part.is_none() && !self.partials.is_empty() {
+            self.partials.remove(subject.as_str());
+        }
+        let after = Slot { done: sequence, seen: sequence, seen_ns: time, ..Slot::default() };
+        match origin {
+            Some(origin) if part.is_some() => match self.join(&subject, origin, &payload, sequence, is_old)? {
+                Joined::Whole(bytes) if !is_old => self.add(bytes, traceparent, after)?,
+                Joined::NoBeginning if !is_old => {
+                    return Err(damaged("a part of a message whose beginning is not in the stream any more"));
+                }
+                Joined::Whole(_) | Joined::NoBeginning | Joined::More => return Ok(()),
+            },
+            Some(Origin { count: Some(count), .. }) => {
+                let whole = unpack(payload, count).ok_or_else(|| damaged("a damaged packed body"))?;
+                if is_old {
+                    return Ok(());
+                }
+                // A packed message may be larger than a commit, so each of its messages has a position.
+                let skip = if sequence == current.done + 1 { current.index as usize } else { 0 };
+                let count = whole.len();
+                for (at, bytes) in whole.into_iter().enumerate().skip(skip) {
+                    let after = match at + 1 == count {
+                        true => after,
+                        false => Slot { done: sequence - 1, index: at as u32 + 1, ..after },
+                    };
+                    // The traceparent is that of the first one.
+                    self.add(bytes, traceparent.filter(|_| at == 0), after)?;
                 }
             }
-            Some(Origin { count: Some(count), .. }) => {
-                self.partials.remove(subject);
-                unpack(message.payload, count).ok_or_else(|| damaged("a damaged packed body"))?
-            }
-            _ => {
-                self.partials.remove(subject);
-                vec![message.payload]
-            }
-        };
-        if is_old {
-            return Ok(());
-        }
-        // A packed message may be larger than a commit, so each of its messages has a position.
-        let skip = if sequence == current.done + 1 { current.index as usize } else { 0 };
-        let unfinished = self.partials.values().map(|partial| partial.first).min().unwrap_or(u64::MAX);
-        let count = whole.len();
-        for (index, bytes) in whole.into_iter().enumerate().skip(skip) {
-            if bytes.len() as u64 > self.sender.message_bytes_max() {
-                return Err(Failure::Input(format!(
-                    "message {sequence} of stream {} has {} bytes, and `{}` takes at most {}: use a channel of more \
-                     capacity",
-                    self.nats.stream,
-                    bytes.len(),
-                    self.args.channel,
-                    self.sender.message_bytes_max()
-                )));
-            }
-            let at = index;
-            let (done, index) = if index + 1 == count { (sequence, 0) } else { (sequence - 1, index as u32 + 1) };
-            let from = unfinished.min(done + 1);
-            let after = Slot { done, index, from, seen: sequence, seen_ns: time, ..Slot::default() };
-            self.batch_bytes += bytes.len();
-            // A packed message has that of its first one.
-            let traceparent = traceparent.filter(|_| at == 0);
-            self.batch.push(Item { payload: bytes, traceparent, after });
+            _ if is_old => return Ok(()),
+            _ => self.add(payload, traceparent, after)?,
         }
         if self.batch.len() >= BATCH_MESSAGES || self.batch_bytes >= BATCH_BYTES {
             self.commit().await?;
         }
+        Ok(())
+    }
+
+    /// Adds a message to the batch.
+    fn add(&mut self, payload: Bytes, traceparent: Option<Traceparent>, after: Slot) -> Result<(), Failure> {
+        let limit = self.sender.message_bytes_max();
+        if payload.len() as u64 > limit {
+            return Err(Failure::Input(format!(
+                "message {} of stream {} has {} bytes, and `{}` takes at most {limit}: use a channel of more capacity",
+                after.seen,
+                self.nats.stream,
+                payload.len(),
+                self.args.channel
+            )));
+        }
+        let unfinished = self.partials.values().map(|partial| partial.first).min().unwrap_or(u64::MAX);
+        self.batch_bytes += payload.len();
+        let after = Slot { from: unfinished.min(after.done + 1), ..after };
+        self.batch.push(Item { payload, traceparent, after });
         Ok(())
     }
 
@@ -592,7 +600,8 @@ impl Inward<'_> {
     /// Commits the batch.
     async fn commit(&mut self) -> Result<(), Failure> {
         let removed = self.find_removed().await?;
-        let batch = std::mem::take(&mut self.batch);
+        // Its memory is used again.
+        let mut batch = std::mem::take(&mut self.batch);
         self.batch_bytes = 0;
         let mut rest = match &removed {
             Some((index, _)) => &batch[..*index],
@@ -609,6 +618,8 @@ impl Inward<'_> {
             self.commit_once(now).await?;
             rest = later;
         }
+        batch.clear();
+        self.batch = batch;
         removed.map_or(Ok(()), |(_, failure)| Err(failure))
     }
 

@@ -373,8 +373,9 @@ impl Outward {
             let limit = self.body_bytes_max(subject)?;
             let together = if self.packed && begin == 0 { fitting(&records[at..], limit) } else { 0 };
             let stored = if together > 0 {
-                let mut body = BytesMut::new();
                 let packed = &records[at..at + together];
+                let bytes = packed.iter().map(|record| record.payload().len() + 4).sum();
+                let mut body = BytesMut::with_capacity(bytes);
                 packed.iter().for_each(|record| pack(&mut body, record.payload()));
                 let (first, last) = (packed[0].seq(), packed[together - 1].seq());
                 let origin = Origin { count: Some(together as u32), ..self.origin(subject, work, first, last) };

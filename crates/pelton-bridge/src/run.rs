@@ -15,6 +15,7 @@ use crate::{
 use clap::{Args, CommandFactory as _, Parser as _};
 use futures_util::future::join_all;
 use pelton_cli::{
+    descriptors,
     failure::Failure,
     notify::{self, notify},
 };
@@ -70,6 +71,8 @@ pub async fn run(args: &RunArgs, stop: &Stop, shown: &Bridges) -> Result<(), Fai
     if args.check {
         return check(&entries, stop).await;
     }
+    // A bridge has about 16.
+    descriptors::raise_quietly();
     let mut reloads = signal(SignalKind::hangup()).map_err(|error| Failure::system("cannot catch SIGHUP", error))?;
     let (ended, mut ends) = mpsc::unbounded_channel();
     let mut bridges = Vec::new();

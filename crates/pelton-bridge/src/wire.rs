@@ -154,7 +154,7 @@ impl Origin {
     }
 }
 
-/// That of a message, whoever published it. One that is not valid is as none.
+/// That of a message of any publisher. One that is not valid is as none.
 pub fn traceparent(headers: &HeaderMap) -> Option<Traceparent> {
     Traceparent::parse(headers.get(TRACEPARENT)?.as_str())
 }

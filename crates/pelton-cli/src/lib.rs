@@ -3,15 +3,15 @@
 //! `commands` has a file for each command. Beside it: `channel`, the options and the opening of `send`, `recv` and
 //! `flush`; `observed`, the channels that `ls`, `stat`, `top` and `doctor` show; `frame`, messages in a stream;
 //! `output`, standard output; `report`, the object of `--json`; `process`, a command that runs beside an event loop;
-//! `notify`, messages to systemd; `openmetrics`, the format of metrics and their server; `failure`, why a command failed; `exit_codes`, their table; `signals`, `progress`,
-//! `descriptors`.
+//! `notify`, messages to systemd; `openmetrics`, the format of metrics and their server; `failure`, why a command
+//! failed; `exit_codes`, their table; `signals`, `progress`, `descriptors`.
 //!
 //! It is a library so that `examples/manual.rs` has the command line's definition, and so that the demo and the crash
 //! test share the public modules. It is no interface for other programs.
 
 mod channel;
 mod commands;
-mod descriptors;
+pub mod descriptors;
 mod exit_codes;
 pub mod failure;
 pub mod frame;

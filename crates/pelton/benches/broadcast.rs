@@ -43,9 +43,18 @@ fn subscribe(name: &str, policy: &str) -> Result<()> {
     Ok(())
 }
 
-fn start(arguments: &[&str]) -> Child {
+/// A receiver, in a process that ends after its sender.
+struct Peer(Child);
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.wait();
+    }
+}
+
+fn start(arguments: &[&str]) -> Peer {
     let program = std::env::current_exe().expect("the path of this program");
-    Command::new(program).args(arguments).spawn().expect("this program starts")
+    Peer(Command::new(program).args(arguments).spawn().expect("this program starts"))
 }
 
 /// Messages per second of `send` in [`TIME`].
@@ -60,23 +69,20 @@ fn rate(mut send: impl FnMut() -> Result<()>) -> Result<f64> {
 
 fn plain(name: &str, payload: &[u8]) -> Result<f64> {
     let listener = Listener::bind(name)?;
-    let mut receiver = start(&["receive", name]);
+    // Dropped after the sender.
+    let _receiver = start(&["receive", name]);
     let mut sender = listener.accept_sender()?;
-    let rate = rate(|| sender.send(payload))?;
-    sender.close()?;
-    receiver.wait().expect("the receiver ends");
-    Ok(rate)
+    rate(|| sender.send(payload))
 }
 
 fn broadcast(name: &str, payload: &[u8], receivers: usize, policy: &str) -> Result<(f64, u64)> {
+    // Dropped after the publisher.
+    let mut subscribers = Vec::new();
     let mut publisher = Options::new().publish_at(name)?;
-    let mut subscribers: Vec<_> = (0..receivers).map(|_| start(&["subscribe", name, policy])).collect();
+    subscribers.extend((0..receivers).map(|_| start(&["subscribe", name, policy])));
     publisher.wait_subscribers_until(receivers, Deadline::Never)?;
     let rate = rate(|| publisher.send(payload))?;
-    let wakes = publisher.counters().wakes_sent;
-    publisher.close()?;
-    subscribers.iter_mut().for_each(|subscriber| _ = subscriber.wait().expect("the subscriber ends"));
-    Ok((rate, wakes))
+    Ok((rate, publisher.counters().wakes_sent))
 }
 
 fn median(values: &mut [f64]) -> f64 {
