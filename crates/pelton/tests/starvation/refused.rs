@@ -144,7 +144,7 @@ const REFUSED: &[Refused] = &{
         call("eventfd2", libc::SYS_eventfd2, NONE),
         call("epoll_create1", libc::SYS_epoll_create1, NONE),
         call("epoll_ctl", libc::SYS_epoll_ctl, NONE),
-        call("preadv2", libc::SYS_preadv2, NONE),
+        call("preadv2", libc::SYS_preadv2, ALL),
         call("madvise", libc::SYS_madvise, NONE),
         #[cfg(target_arch = "x86_64")]
         call("poll", libc::SYS_poll, ALL),
