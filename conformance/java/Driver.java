@@ -209,12 +209,22 @@ final class Driver {
     /** Serves until the count is reached, and every client has its replies. */
     private void serve(Service.Handler handler) throws Exception {
         try (Service service = Service.listen(name)) {
+            Thread limit = Thread.startVirtualThread(() -> {
+                try {
+                    Thread.sleep(LIMIT);
+                    service.stop();
+                } catch (InterruptedException complete) {
+                    // The count is checked below.
+                }
+            });
             service.run(request -> {
                 if (request.isNotification()) return null;
                 byte[] reply = handler.handle(request);
                 if (isComplete()) service.drain();
                 return reply;
             });
+            limit.interrupt();
+            limit.join();
         }
         checkCount();
     }

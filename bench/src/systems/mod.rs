@@ -24,7 +24,7 @@ use self::{
     append::{bump, file, mutex_vec, queues},
     call::{c::CCalls, queue},
     packets::SockSeqpacketBatched,
-    peers::{CARGO, FOREIGN, GO, NODE, PYTHON, THREADS, built, go, locked},
+    peers::{CARGO, FOREIGN, GO, JAVA, NODE, PYTHON, THREADS, built, go, locked},
     pelton::{ByDirectory, BySocket, Pelton, lasting},
     pipe::Pipe,
     socket::{SockDgram, SockSeqpacket, SockStream, SockStreamBatched},
@@ -355,6 +355,31 @@ static SYSTEMS: &[System] = &[
         build: |_, _, _| peers::aeron(),
         version: |_| format!("Aeron {}", peers::aeron_version()),
         ..FOREIGN
+    },
+    System {
+        name: "pelton-java",
+        about: "pelton between two Java processes, by bindings/java",
+        sides: &[(Kind::Processes, peers::elsewhere), (Kind::Call, peers::elsewhere)],
+        waits: Waits::Best(Wait::Block, Wait::Spin),
+        ..JAVA
+    },
+    System {
+        name: "java-sock-stream",
+        about: "Java's Unix socket (SocketChannel), with length prefixes",
+        sides: &[(Kind::Processes, peers::elsewhere), (Kind::Call, peers::elsewhere)],
+        ..JAVA
+    },
+    System {
+        name: "chronicle-queue",
+        about: "Chronicle Queue's open-source edition, between two Java processes",
+        waits: Waits::Best(Wait::Spin, Wait::Spin),
+        ..JAVA
+    },
+    System {
+        name: "java-grpc",
+        about: "gRPC over a Unix socket in Java: grpc-netty by epoll",
+        sides: &[(Kind::Call, peers::elsewhere)],
+        ..JAVA
     },
     System {
         name: "pelton-go",

@@ -72,6 +72,14 @@ pub const NODE: System = System {
     version: |_| installed(Command::new("node").arg("--version"), "Node").replace('v', "Node "),
     ..FOREIGN
 };
+/// Two processes, Java. Their virtual machines have threads of their own.
+pub const JAVA: System = System {
+    only: &["stream", "roundtrip"],
+    process: Process { is_unpinned: true, ..FOREIGN.process },
+    build: |system, _, _| java(system.name),
+    version: |_| installed(Command::new(jdk("java")).arg("--version"), "Java"),
+    ..FOREIGN
+};
 /// Two processes, Go.
 pub const GO: System = System {
     only: &["stream"],
@@ -205,6 +213,59 @@ pub fn aeron() -> Result<Vec<OsString>> {
     let mut command: Vec<OsString> = vec!["java".into()];
     command.extend(flags.map(OsString::from));
     command.extend(["--class-path".into(), path, "AeronSide".into()]);
+    Ok(command)
+}
+
+/// A program of the JDK that JAVA_HOME names, which `./run bench` sets if a system needs it.
+fn jdk(program: &str) -> PathBuf {
+    env::var_os("JAVA_HOME").map_or(program.into(), |home| Path::new(&home).join("bin").join(program))
+}
+
+/// Compiles the binding and the sides in Java, after it has fetched what is measured beside pelton; `what` is the
+/// system's name there.
+fn java(what: &str) -> Result<Vec<OsString>> {
+    let binding = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../bindings/java"));
+    let place = build_directory()?.join("java");
+    let (jars, classes) = (place.join("jars"), place.join("classes"));
+    fs::create_dir_all(&classes).with_context(|| format!("creating {}", classes.display()))?;
+    let maven = |pom: PathBuf, arguments: &[&str]| {
+        let mut maven = Command::new("mvn");
+        output(maven.args(["--batch-mode", "--quiet", "--file"]).arg(pom).args(arguments)).map(drop)
+    };
+    let pom = binding.join("bench/pom.xml");
+    // The copy is of the pom.xml by which the jars came.
+    let fetched = place.join("pom.xml");
+    if fs::read(&fetched).ok() != fs::read(&pom).ok() {
+        let to = format!("-DoutputDirectory={}", jars.display());
+        maven(pom.clone(), &["dependency:copy-dependencies", &to])?;
+        fs::copy(&pom, &fetched).context("noting what was fetched")?;
+    }
+    let build = format!("-Dpelton.build={}", place.join("binding").display());
+    maven(binding.join("pom.xml"), &[&build, "compile"])?;
+    let mut path = classes.clone().into_os_string();
+    path.push(":");
+    path.push(place.join("binding/classes"));
+    path.push(":");
+    path.push(jars.join("*"));
+    let mut javac = Command::new(jdk("javac"));
+    javac.args(["-proc:none", "--class-path"]).arg(&path).arg("-d").arg(&classes);
+    output(javac.arg(binding.join("bench/Sides.java")))?;
+    let mut library = OsString::from("-Dpelton.library=");
+    library.push(compiled::target_directory()?.join("release/libpelton_capi.so"));
+    let mut command: Vec<OsString> = vec![jdk("java").into(), library];
+    // The serial collector adds no threads to two busy processors.
+    command.extend(["-XX:+UseSerialGC", "-Xmx512m", "--enable-native-access=ALL-UNNAMED"].map(OsString::from));
+    if what == "chronicle-queue" {
+        // As its documentation lists them for this version of Java.
+        let packages = ["lang", "lang.reflect", "lang.invoke", "io", "util", "nio"].map(|it| format!("java.{it}"));
+        let inside = ["sun.nio.ch", "jdk.internal.misc", "jdk.internal.ref"].map(String::from);
+        for package in packages.iter().chain(&inside) {
+            command.push(format!("--add-opens=java.base/{package}=ALL-UNNAMED").into());
+            command.push(format!("--add-exports=java.base/{package}=ALL-UNNAMED").into());
+        }
+        command.extend(["-Dchronicle.analytics.disable=true", "-Ddisable.thread.safety=true"].map(OsString::from));
+    }
+    command.extend(["--class-path".into(), path, "Sides".into(), what.into()]);
     Ok(command)
 }
 

@@ -79,6 +79,9 @@ fn peers_in_other_languages_are_measured() {
         "node-child-process",
         "node-worker",
         "node-sock-stream",
+        "pelton-java",
+        "java-sock-stream",
+        "chronicle-queue",
         "pelton-go",
         "go-sock-stream",
     ];

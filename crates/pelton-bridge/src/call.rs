@@ -11,6 +11,7 @@ use crate::{
     nats::{ServerArgs, seconds},
     report,
     serve::until,
+    status::Status,
     stop::Stop,
 };
 use async_nats::{
@@ -46,7 +47,7 @@ pub struct CallArgs {
     /// The subject of the service
     subject: String,
     /// The name under which this bridge listens as a service
-    name: String,
+    pub name: String,
     /// Each call may be executed more than once: it is repeated if a service is lost with it
     #[arg(long)]
     idempotent: bool,
@@ -57,11 +58,12 @@ pub struct CallArgs {
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60")]
     timeout: Duration,
     #[command(flatten)]
-    servers: ServerArgs,
+    pub servers: ServerArgs,
 }
 
 struct Shared {
     client: Client,
+    status: Arc<Status>,
     inboxes: Inboxes,
     local: Option<LocalService>,
     subject: String,
@@ -85,7 +87,7 @@ enum End {
 }
 
 /// Runs `pelton-bridge call`.
-pub async fn run(args: &CallArgs, stop: &Stop) -> Result<(), Failure> {
+pub async fn run(args: &CallArgs, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
     if args.prefer_local.as_ref() == Some(&args.name) {
         return Err(Failure::Input(format!(
             "{} is the name of this bridge, which would call itself: give it another name than the local service has",
@@ -95,13 +97,15 @@ pub async fn run(args: &CallArgs, stop: &Stop) -> Result<(), Failure> {
     let (client, _) = args.servers.connect(stop).await?;
     let shared = Arc::new(Shared {
         inboxes: Inboxes::new(&client, &args.subject).await?,
-        client,
+        client: client.clone(),
+        status: status.clone(),
         local: args.prefer_local.as_deref().map(LocalService::new),
         subject: args.subject.clone(),
         is_idempotent: args.idempotent,
         timeout: args.timeout,
     });
     let mut service = AsyncService::new(Service::listen(&args.name)?)?;
+    status.up(&client);
     report(format_args!("call: {} as {}", args.subject, args.name));
     let stopper = service.stopper();
     let serving = service.run(CALLS_MAX, move |request| forward(shared.clone(), request));
@@ -117,6 +121,8 @@ pub async fn run(args: &CallArgs, stop: &Stop) -> Result<(), Failure> {
 
 async fn forward(shared: Arc<Shared>, mut request: AsyncRequest) {
     let mut parts = 0;
+    shared.status.messages.add(1);
+    shared.status.bytes.add(request.len() as u64);
     if let Some(end) = shared.ask_local(&mut request, &mut parts).await {
         return finish(request, end);
     }

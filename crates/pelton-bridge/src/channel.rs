@@ -11,6 +11,8 @@ use std::{
 
 /// A wait of the library that no signal ends, between two checks for one.
 const SLICE: Duration = Duration::from_millis(100);
+/// Between two such waits: the connection to NATS, which is served by the same thread, has its turn.
+pub const TURN: Duration = Duration::from_millis(1);
 /// A killed process keeps its role until the kernel has ended it. A guess, generous on a busy machine.
 const ROLE_WAIT: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
@@ -21,6 +23,15 @@ pub enum Channel {
     Path(PathBuf),
     /// A short name or `unix:PATH`.
     Connect(String),
+}
+
+/// The name as `pelton ls` shows it.
+pub fn whole_name(name: &str) -> String {
+    let whole = |directory: &str| std::fs::canonicalize(directory).or_else(|_| std::path::absolute(directory)).ok();
+    match name.strip_prefix("path:").and_then(whole) {
+        Some(path) => format!("path:{}", path.display()),
+        None => name.to_owned(),
+    }
 }
 
 impl Channel {
@@ -47,8 +58,14 @@ impl Channel {
     }
 
     /// Becomes the channel's receiver. By connect it takes any number of senders, or with `once` the first.
-    pub async fn open_receiver(&self, once: bool, standby: bool, stop: &Stop) -> Result<ReceiverEnd, Failure> {
-        let options = Options::<maker::Any>::new();
+    pub async fn open_receiver(
+        &self,
+        once: bool,
+        standby: bool,
+        traced: bool,
+        stop: &Stop,
+    ) -> Result<ReceiverEnd, Failure> {
+        let options = options(traced);
         let receiver = match self {
             Channel::Path(path) => claim(standby, stop, || options.cast().create_receiver(path)).await?,
             Channel::Connect(name) if once => {
@@ -57,7 +74,7 @@ impl Channel {
                     if let Some(receiver) = listener.accept_receiver_until(Instant::now() + SLICE)? {
                         break receiver;
                     }
-                    stop.check()?;
+                    stop.pause(TURN).await?;
                 }
             }
             Channel::Connect(name) => claim(standby, stop, || options.cast().gather_at(name)).await?,
@@ -66,8 +83,8 @@ impl Channel {
     }
 
     /// Becomes a sender of the channel.
-    pub async fn open_sender(&self, listen: bool, standby: bool, stop: &Stop) -> Result<Sender, Failure> {
-        let options = Options::<maker::Any>::new();
+    pub async fn open_sender(&self, listen: bool, standby: bool, traced: bool, stop: &Stop) -> Result<Sender, Failure> {
+        let options = options(traced);
         match self {
             Channel::Path(path) => claim(standby, stop, || options.cast().create_sender(path)).await,
             Channel::Connect(name) if listen => {
@@ -76,7 +93,7 @@ impl Channel {
                     if let Some(sender) = listener.accept_sender_until(Instant::now() + SLICE)? {
                         return Ok(sender);
                     }
-                    stop.check()?;
+                    stop.pause(TURN).await?;
                 }
             }
             Channel::Connect(name) => loop {
@@ -88,6 +105,10 @@ impl Channel {
             },
         }
     }
+}
+
+fn options(traced: bool) -> Options<maker::Any> {
+    Options::<maker::Any>::new().traced(traced)
 }
 
 /// Repeats `open` while another process has the role: a while, or with `standby` without limit.
@@ -109,7 +130,7 @@ pub async fn claim<T>(standby: bool, stop: &Stop, mut open: impl FnMut() -> pelt
 }
 
 /// After `error`: continues without a receiver, or by connect with its successor, for which this waits.
-pub fn continue_sender(sender: &mut Sender, error: Error, is_path: bool, stop: &Stop) -> Result<(), Failure> {
+pub async fn continue_sender(sender: &mut Sender, error: Error, is_path: bool, stop: &Stop) -> Result<(), Failure> {
     if is_path {
         // Does not wait: a path channel needs no receiver to send.
         sender.resume_until(Instant::now())?;
@@ -117,7 +138,7 @@ pub fn continue_sender(sender: &mut Sender, error: Error, is_path: bool, stop: &
     }
     report(format_args!("{error}; waiting for the next receiver"));
     while !sender.resume_until(Instant::now() + SLICE)? {
-        stop.check()?;
+        stop.pause(TURN).await?;
     }
     Ok(())
 }

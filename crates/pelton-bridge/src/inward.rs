@@ -6,13 +6,14 @@
 //! begins again at its first part if the bridge is killed before its last one.
 
 use crate::{
-    channel::{Channel, claim, continue_sender},
+    channel::{Channel, TURN, claim, continue_sender},
     failpoint,
     nats::{Direction, Nats, NatsArgs, Retry, SETTLE_TIME},
     position::{Position, Resolved, Slot, StreamName},
     report,
+    status::Status,
     stop::Stop,
-    wire::{NotBridged, Origin, is_at_most, unpack},
+    wire::{NotBridged, Origin, is_at_most, traceparent, unpack},
 };
 use async_nats::jetstream::{
     self,
@@ -22,7 +23,7 @@ use async_nats::jetstream::{
 use bytes::{Bytes, BytesMut};
 use clap::Args;
 use futures_util::{FutureExt as _, StreamExt as _};
-use pelton::{Error, Sender};
+use pelton::{Error, Sender, Traceparent};
 use pelton_cli::failure::Failure;
 use std::{
     collections::{HashMap, VecDeque},
@@ -52,7 +53,7 @@ pub struct InArgs {
     /// The subject, or subjects with the wildcards * and >
     subject: String,
     /// The channel: a short name or unix:PATH, where a receiver listens, or path:DIR
-    channel: String,
+    pub channel: String,
     #[command(flatten)]
     nats: NatsArgs,
     /// The file that keeps the position [default for path:DIR: DIR.bridge]
@@ -62,12 +63,37 @@ pub struct InArgs {
     /// channel that has had no message]
     #[arg(long, value_name = "WHERE", value_parser = start)]
     start: Option<Start>,
+    /// Messages keep their traceparents, each one in a commit of its own; creates the channel so, by path
+    #[arg(long)]
+    traced: bool,
     /// Listen for the receiver instead of connecting to it
     #[arg(long)]
     listen: bool,
     /// Wait without limit while another bridge has the position file or the channel, and then take over
     #[arg(long)]
     standby: bool,
+}
+
+impl InArgs {
+    fn position_path(&self, channel: &Channel) -> Result<PathBuf, Failure> {
+        match (&self.position, channel) {
+            (Some(path), _) => Ok(path.clone()),
+            (None, Channel::Path(path)) => {
+                let mut name = path.clone().into_os_string();
+                name.push(".bridge");
+                Ok(PathBuf::from(name))
+            }
+            (None, Channel::Connect(name)) => Err(Failure::Input(format!(
+                "`{name}` is no directory beside which a position could be kept: name a file with --position"
+            ))),
+        }
+    }
+
+    /// Checks the options, and the stream; carries nothing.
+    pub async fn check(&self, stop: &Stop) -> Result<(), Failure> {
+        self.position_path(&Channel::parse(&self.channel)?)?;
+        self.nats.check(Direction::In, stop).await
+    }
 }
 
 /// Where to begin without a position.
@@ -91,6 +117,14 @@ fn start(text: &str) -> Result<Start, String> {
     }
 }
 
+/// A message to commit.
+struct Item {
+    payload: Bytes,
+    traceparent: Option<Traceparent>,
+    /// The position after it.
+    after: Slot,
+}
+
 /// A message of which parts have come.
 struct Partial {
     first: u64,
@@ -102,13 +136,14 @@ struct Inward<'a> {
     args: &'a InArgs,
     nats: Nats,
     stop: Stop,
+    status: &'a Status,
     name: StreamName,
     sender: Sender,
     is_path: bool,
     position: Position,
     partials: HashMap<String, Partial>,
-    /// Messages to commit, and the position after them.
-    batch: Vec<(Bytes, Slot)>,
+    /// Messages to commit.
+    batch: Vec<Item>,
     batch_bytes: usize,
     /// Sequences that were not delivered between those of the batch.
     gaps: Vec<Gap>,
@@ -125,21 +160,9 @@ struct Gap {
 }
 
 /// Runs `pelton-bridge in`.
-pub async fn run(args: &InArgs, stop: &Stop) -> Result<(), Failure> {
+pub async fn run(args: &InArgs, stop: &Stop, status: &Status) -> Result<(), Failure> {
     let channel = Channel::parse(&args.channel)?;
-    let path = match (&args.position, &channel) {
-        (Some(path), _) => path.clone(),
-        (None, Channel::Path(path)) => {
-            let mut name = path.clone().into_os_string();
-            name.push(".bridge");
-            PathBuf::from(name)
-        }
-        (None, Channel::Connect(name)) => {
-            return Err(Failure::Input(format!(
-                "`{name}` is no directory beside which a position could be kept: name a file with --position"
-            )));
-        }
-    };
+    let path = args.position_path(&channel)?;
     let (nats, info) = args.nats.connect(Direction::In, args.subject.clone(), stop).await?;
     let name = StreamName {
         name: info.config.name.clone(),
@@ -157,15 +180,16 @@ pub async fn run(args: &InArgs, stop: &Stop) -> Result<(), Failure> {
         // Before it is opened, which begins a new generation.
         Channel::Path(directory) => {
             resolve_path(directory, args, &info, &mut position, stop).await?;
-            channel.open_sender(args.listen, args.standby, stop).await?
+            channel.open_sender(args.listen, args.standby, args.traced, stop).await?
         }
         Channel::Connect(_) => {
-            let sender = channel.open_sender(args.listen, args.standby, stop).await?;
+            let sender = channel.open_sender(args.listen, args.standby, args.traced, stop).await?;
             resolve_connect(&sender, args, &info, &mut position)?;
             sender
         }
     };
     let current = position.current();
+    status.up(&nats.client);
     report(format_args!(
         "in: {} of stream {} to {}, from sequence {} on",
         args.subject, info.config.name, args.channel, current.from
@@ -175,6 +199,7 @@ pub async fn run(args: &InArgs, stop: &Stop) -> Result<(), Failure> {
         args,
         nats,
         stop: stop.clone(),
+        status,
         name,
         sender,
         is_path,
@@ -218,7 +243,7 @@ async fn resolve_path(
     position: &mut Position,
     stop: &Stop,
 ) -> Result<(), Failure> {
-    let options = pelton::Options::<pelton::options::maker::CreateSender>::new();
+    let options = pelton::Options::<pelton::options::maker::CreateSender>::new().traced(args.traced);
     let mut lane_end = || match pelton::inspect::sender_end(directory, 0) {
         // Creates it, and leaves again.
         Err(Error::NoChannel { .. }) => {
@@ -424,7 +449,10 @@ impl Inward<'_> {
                 };
                 let (sequence, time) = match message.info() {
                     Ok(info) if info.consumer_sequence == expected => {
-                        (info.stream_sequence, info.published.unix_timestamp_nanos() as i64)
+                        let time = info.published.unix_timestamp_nanos() as i64;
+                        self.status.pending.set(info.pending);
+                        self.status.waiting_since.set(time as u64);
+                        (info.stream_sequence, time)
                     }
                     // A message is missing: what follows it is read again.
                     Ok(_) => {
@@ -456,63 +484,76 @@ impl Inward<'_> {
         let current = self.position.current();
         // Read again for the parts that belong to a later message.
         let is_old = sequence <= current.done;
-        let headers = message.headers.unwrap_or_default();
-        let place = format!("message {sequence} of stream {}, on {}", self.nats.stream, message.subject);
-        let damaged = |what: &str| Failure::System(format!("{place}, has {what}: it is not whole, or not of a bridge"));
-        let origin = match Origin::parse(&headers) {
-            // A message of another publisher is a message of the channel.
-            Err(NotBridged::Foreign) => None,
-            Err(NotBridged::Damaged(header)) => return Err(damaged(&format!("a damaged header {header}"))),
-            Ok(origin) => Some(origin),
+        self.status.redeliveries.add(u64::from(is_old));
+        let async_nats::Message { subject, payload, headers, .. } = message;
+        let stream = &self.args.nats.stream;
+        let damaged = |what: &str| {
+            Failure::System(format!(
+                "message {sequence} of stream {stream}, on {subject}, has {what}: it is not whole, or not of a bridge"
+            ))
         };
-        let subject = message.subject.as_str();
-        let whole = match origin {
-            Some(origin) if origin.part.is_some() => {
-                match self.join(subject, origin, &message.payload, sequence, is_old)? {
-                    Joined::Whole(bytes) => vec![bytes],
-                    Joined::More => return Ok(()),
-                    Joined::NoBeginning if is_old => return Ok(()),
-                    Joined::NoBeginning => {
-                        return Err(damaged("a part of a message whose beginning is not in the stream any more"));
-                    }
+        let origin = match headers.as_ref().map(Origin::parse) {
+            // A message of another publisher is a message of the channel.
+            None | Some(Err(NotBridged::Foreign)) => None,
+            Some(Err(NotBridged::Damaged(header))) => return Err(damaged(&format!("a damaged header {header}"))),
+            Some(Ok(origin)) => Some(origin),
+        };
+        let traceparent = if self.args.traced { headers.as_ref().and_then(traceparent) } else { None };
+        let part = origin.as_ref().and_then(|origin| origin.part);
+        if part.is_none() && !self.partials.is_empty() {
+            self.partials.remove(subject.as_str());
+        }
+        let after = Slot { done: sequence, seen: sequence, seen_ns: time, ..Slot::default() };
+        match origin {
+            Some(origin) if part.is_some() => match self.join(&subject, origin, &payload, sequence, is_old)? {
+                Joined::Whole(bytes) if !is_old => self.add(bytes, traceparent, after)?,
+                Joined::NoBeginning if !is_old => {
+                    return Err(damaged("a part of a message whose beginning is not in the stream any more"));
+                }
+                Joined::Whole(_) | Joined::NoBeginning | Joined::More => return Ok(()),
+            },
+            Some(Origin { count: Some(count), .. }) => {
+                let whole = unpack(payload, count).ok_or_else(|| damaged("a damaged packed body"))?;
+                if is_old {
+                    return Ok(());
+                }
+                // A packed message may be larger than a commit, so each of its messages has a position.
+                let skip = if sequence == current.done + 1 { current.index as usize } else { 0 };
+                let count = whole.len();
+                for (at, bytes) in whole.into_iter().enumerate().skip(skip) {
+                    let after = match at + 1 == count {
+                        true => after,
+                        false => Slot { done: sequence - 1, index: at as u32 + 1, ..after },
+                    };
+                    // The traceparent is that of the first one.
+                    self.add(bytes, traceparent.filter(|_| at == 0), after)?;
                 }
             }
-            Some(Origin { count: Some(count), .. }) => {
-                self.partials.remove(subject);
-                unpack(message.payload, count).ok_or_else(|| damaged("a damaged packed body"))?
-            }
-            _ => {
-                self.partials.remove(subject);
-                vec![message.payload]
-            }
-        };
-        if is_old {
-            return Ok(());
-        }
-        // A packed message may be larger than a commit, so each of its messages has a position.
-        let skip = if sequence == current.done + 1 { current.index as usize } else { 0 };
-        let unfinished = self.partials.values().map(|partial| partial.first).min().unwrap_or(u64::MAX);
-        let count = whole.len();
-        for (index, bytes) in whole.into_iter().enumerate().skip(skip) {
-            if bytes.len() as u64 > self.sender.message_bytes_max() {
-                return Err(Failure::Input(format!(
-                    "message {sequence} of stream {} has {} bytes, and `{}` takes at most {}: use a channel of more \
-                     capacity",
-                    self.nats.stream,
-                    bytes.len(),
-                    self.args.channel,
-                    self.sender.message_bytes_max()
-                )));
-            }
-            let (done, index) = if index + 1 == count { (sequence, 0) } else { (sequence - 1, index as u32 + 1) };
-            let from = unfinished.min(done + 1);
-            let after = Slot { done, index, from, seen: sequence, seen_ns: time, ..Slot::default() };
-            self.batch_bytes += bytes.len();
-            self.batch.push((bytes, after));
+            _ if is_old => return Ok(()),
+            _ => self.add(payload, traceparent, after)?,
         }
         if self.batch.len() >= BATCH_MESSAGES || self.batch_bytes >= BATCH_BYTES {
             self.commit().await?;
         }
+        Ok(())
+    }
+
+    /// Adds a message to the batch.
+    fn add(&mut self, payload: Bytes, traceparent: Option<Traceparent>, after: Slot) -> Result<(), Failure> {
+        let limit = self.sender.message_bytes_max();
+        if payload.len() as u64 > limit {
+            return Err(Failure::Input(format!(
+                "message {} of stream {} has {} bytes, and `{}` takes at most {limit}: use a channel of more capacity",
+                after.seen,
+                self.nats.stream,
+                payload.len(),
+                self.args.channel
+            )));
+        }
+        let unfinished = self.partials.values().map(|partial| partial.first).min().unwrap_or(u64::MAX);
+        self.batch_bytes += payload.len();
+        let after = Slot { from: unfinished.min(after.done + 1), ..after };
+        self.batch.push(Item { payload, traceparent, after });
         Ok(())
     }
 
@@ -559,7 +600,8 @@ impl Inward<'_> {
     /// Commits the batch.
     async fn commit(&mut self) -> Result<(), Failure> {
         let removed = self.find_removed().await?;
-        let batch = std::mem::take(&mut self.batch);
+        // Its memory is used again.
+        let mut batch = std::mem::take(&mut self.batch);
         self.batch_bytes = 0;
         let mut rest = match &removed {
             Some((index, _)) => &batch[..*index],
@@ -568,14 +610,16 @@ impl Inward<'_> {
         while !rest.is_empty() {
             let limit = (BATCH_BYTES as u64).min(self.sender.message_bytes_max());
             let mut bytes = 0;
-            let fitting = rest.iter().take(BATCH_MESSAGES).take_while(|(payload, _)| {
-                bytes += payload.len() as u64 + RECORD_BYTES;
-                bytes <= limit
+            let fitting = rest.iter().take(BATCH_MESSAGES).take_while(|item| {
+                bytes += item.payload.len() as u64 + RECORD_BYTES;
+                bytes <= limit && item.traceparent.is_none()
             });
             let (now, later) = rest.split_at(fitting.count().max(1));
             self.commit_once(now).await?;
             rest = later;
         }
+        batch.clear();
+        self.batch = batch;
         removed.map_or(Ok(()), |(_, failure)| Err(failure))
     }
 
@@ -597,7 +641,7 @@ impl Inward<'_> {
     }
 
     /// Commits some messages at once, and notes the position after the last one before.
-    async fn commit_once(&mut self, batch: &[(Bytes, Slot)]) -> Result<(), Failure> {
+    async fn commit_once(&mut self, batch: &[Item]) -> Result<(), Failure> {
         loop {
             self.stop.check()?;
             let next_seq = seq_after(self.sender.next_seq(), batch.len());
@@ -606,30 +650,53 @@ impl Inward<'_> {
                 generation: self.sender.generation(),
                 next_seq,
                 released: self.released(),
-                ..batch[batch.len() - 1].1
+                ..batch[batch.len() - 1].after
             };
             let Inward { sender, position, .. } = self;
-            let lens = batch.iter().map(|(payload, _)| payload.len());
-            match sender.reserve_batch_until(lens, Instant::now() + SLICE) {
-                Ok(Some(mut reservation)) => {
-                    for (payload, _) in batch {
-                        if !reservation.push(payload) {
-                            return Err(Failure::System(
-                                "a reserved message does not fit: a mistake of the bridge".to_owned(),
-                            ));
+            let until = Instant::now() + SLICE;
+            // What to commit once the position is noted: one message with a traceparent, or a batch without.
+            let committed = match batch {
+                [Item { payload, traceparent: Some(traceparent), .. }] => {
+                    match sender.reserve_traced(payload.len(), *traceparent, until) {
+                        Ok(None) => Ok(None),
+                        Err(error) => Err(error),
+                        Ok(Some(mut reservation)) => {
+                            reservation.copy_from_slice(payload);
+                            position.note(slot)?;
+                            failpoint("noted");
+                            Ok(Some(reservation.commit()?))
                         }
                     }
-                    position.note(slot)?;
-                    failpoint("noted");
-                    reservation.commit()?;
+                }
+                _ => match sender.reserve_batch_until(batch.iter().map(|item| item.payload.len()), until) {
+                    Ok(None) => Ok(None),
+                    Err(error) => Err(error),
+                    Ok(Some(mut reservation)) => {
+                        for item in batch {
+                            if !reservation.push(&item.payload) {
+                                return Err(Failure::System(
+                                    "a reserved message does not fit: a mistake of the bridge".to_owned(),
+                                ));
+                            }
+                        }
+                        position.note(slot)?;
+                        failpoint("noted");
+                        Ok(Some(reservation.commit()?))
+                    }
+                },
+            };
+            match committed {
+                Ok(Some(())) => {
                     failpoint("committed");
+                    self.status.messages.add(batch.len() as u64);
+                    self.status.bytes.add(batch.iter().map(|item| item.payload.len() as u64).sum());
                     self.note_unreleased(next_seq, slot.from);
                     return Ok(());
                 }
                 // The receiver is slow: the bridge waits, and the server keeps what follows.
-                Ok(None) => {}
+                Ok(None) => self.stop.pause(TURN).await?,
                 Err(error @ (Error::Closed { .. } | Error::PeerDied { .. })) => {
-                    continue_sender(sender, error, self.is_path, &self.stop)?;
+                    continue_sender(sender, error, self.is_path, &self.stop).await?;
                     if !self.is_path {
                         // A receiver that had closed left the lane to be copied.
                         let (lane, generation) = (self.sender.lane_id().0, self.sender.generation());

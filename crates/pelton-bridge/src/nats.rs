@@ -127,6 +127,29 @@ impl NatsArgs {
     /// Connects, and checks the stream, which --create creates for `subject`. The second value has the stream as it
     /// is now.
     pub async fn connect(&self, direction: Direction, subject: String, stop: &Stop) -> Result<(Nats, Info), Failure> {
+        let nats = self.open(stop).await?;
+        if self.create {
+            nats.create(subject, self.require_replicas.unwrap_or(1), stop).await?;
+        }
+        let info = nats.info(stop).await?;
+        self.check_info(&info, direction)?;
+        Ok((nats, info))
+    }
+
+    /// Connects, and checks the stream; creates nothing.
+    pub async fn check(&self, direction: Direction, stop: &Stop) -> Result<(), Failure> {
+        let nats = self.open(stop).await?;
+        if self.create
+            && let Err(error) = nats.jetstream.get_stream(&self.stream).await
+            && let GetStreamErrorKind::JetStream(refused) = error.kind()
+            && refused.error_code() == ErrorCode::STREAM_NOT_FOUND
+        {
+            return Ok(());
+        }
+        self.check_info(&nats.info(stop).await?, direction)
+    }
+
+    async fn open(&self, stop: &Stop) -> Result<Nats, Failure> {
         for monitor in &self.require_sync {
             check_sync(monitor).await?;
         }
@@ -136,14 +159,12 @@ impl NatsArgs {
             Some(domain) => context.domain(domain).build(client.clone()),
             None => context.build(client.clone()),
         };
-        let nats = Nats { jetstream, client, stream: self.stream.clone(), connections };
-        if self.create {
-            nats.create(subject, self.require_replicas.unwrap_or(1), stop).await?;
-        }
-        let info = nats.info(stop).await?;
+        Ok(Nats { jetstream, client, stream: self.stream.clone(), connections })
+    }
+
+    fn check_info(&self, info: &Info, direction: Direction) -> Result<(), Failure> {
         check_settings(&info.config, direction, self.allow_limits, self.require_replicas)
-            .map_err(|problem| Failure::Refused(format!("the stream {} {problem}", self.stream)))?;
-        Ok((nats, info))
+            .map_err(|problem| Failure::Refused(format!("the stream {} {problem}", self.stream)))
     }
 }
 

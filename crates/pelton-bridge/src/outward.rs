@@ -12,6 +12,7 @@ use crate::{
     failpoint,
     nats::{Direction, Nats, NatsArgs, Retry, SETTLE_TIME, limit_text, meaning_of_ack},
     report,
+    status::{self, Status},
     stop::Stop,
     wire::{Doubt, HEADER_BYTES, ID_BYTES_MAX, Lane, NotBridged, Origin, is_at_most, lane_text, pack},
 };
@@ -24,9 +25,9 @@ use async_nats::jetstream::{
 use bytes::{Bytes, BytesMut};
 use clap::Args;
 use futures_util::future::try_join_all;
-use pelton::{Chunk, LaneId, Record, raw::TakenChunk};
+use pelton::{Chunk, LaneId, Record, Traceparent, raw::TakenChunk};
 use pelton_cli::failure::Failure;
-use std::{collections::HashMap, error::Error as _, time::Duration};
+use std::{collections::HashMap, error::Error as _, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 /// Bytes of messages taken from a lane at a time, and packed into one NATS message.
@@ -58,12 +59,38 @@ pub struct OutArgs {
     /// Put several messages into one NATS message: for streams that only `pelton-bridge in` reads
     #[arg(long)]
     packed: bool,
+    /// Create the channel as one whose messages carry traceparents; a channel that is there decides itself
+    #[arg(long)]
+    traced: bool,
     /// End when the sender has closed and everything is stored; takes one sender
     #[arg(long)]
     once: bool,
     /// Wait without limit while another process receives from the channel, and then take over
     #[arg(long)]
     standby: bool,
+}
+
+impl OutArgs {
+    fn checked_id(&self, channel: &Channel) -> Result<String, Failure> {
+        let id = self.id.clone().unwrap_or_else(|| channel.default_id());
+        if id.is_empty() || id.len() > ID_BYTES_MAX || id.contains(|c: char| c.is_control() || !c.is_ascii()) {
+            return Err(Failure::Input(format!(
+                "the name {id:?} cannot be used: want 1 to {ID_BYTES_MAX} ASCII characters"
+            )));
+        }
+        Ok(id)
+    }
+
+    /// The subjects that a stream made by --create takes.
+    fn stream_subject(&self) -> String {
+        self.subject.replace("{lane}", "*")
+    }
+
+    /// Checks the options, and the stream; carries nothing.
+    pub async fn check(&self, stop: &Stop) -> Result<(), Failure> {
+        self.checked_id(&Channel::parse(&self.channel)?)?;
+        self.nats.check(Direction::Out, stop).await
+    }
 }
 
 /// What is known about a subject.
@@ -83,10 +110,19 @@ enum Stored {
     Predecessors(Doubt),
 }
 
+/// A chunk before its lane is checked.
+struct Taken {
+    chunk: TakenChunk,
+    generation: u32,
+    traceparent: Option<Traceparent>,
+}
+
 /// Messages of one lane.
 struct Work<'a> {
     lane: Lane,
     generation: u32,
+    /// Of the first message of the chunk: a message that has one begins a chunk.
+    traceparent: Option<Traceparent>,
     chunk: Chunk<'a>,
 }
 
@@ -98,18 +134,14 @@ struct Outward {
     packed: bool,
     allow_limits: bool,
     stop: Stop,
+    status: Arc<Status>,
 }
 
 /// Runs `pelton-bridge out`.
-pub async fn run(args: &OutArgs, stop: &Stop) -> Result<(), Failure> {
+pub async fn run(args: &OutArgs, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
     let channel = Channel::parse(&args.channel)?;
-    let id = args.id.clone().unwrap_or_else(|| channel.default_id());
-    if id.is_empty() || id.len() > ID_BYTES_MAX || id.contains(|c: char| c.is_control() || !c.is_ascii()) {
-        return Err(Failure::Input(format!(
-            "the name {id:?} cannot be used: want 1 to {ID_BYTES_MAX} ASCII characters"
-        )));
-    }
-    let (nats, info) = args.nats.connect(Direction::Out, args.subject.replace("{lane}", "*"), stop).await?;
+    let id = args.checked_id(&channel)?;
+    let (nats, info) = args.nats.connect(Direction::Out, args.stream_subject(), stop).await?;
     let out = Outward {
         nats,
         config: info.config,
@@ -118,13 +150,15 @@ pub async fn run(args: &OutArgs, stop: &Stop) -> Result<(), Failure> {
         packed: args.packed,
         allow_limits: args.nats.allow_limits,
         stop: stop.clone(),
+        status: status.clone(),
     };
     let mut subjects = HashMap::new();
     if !args.subject.contains("{lane}") {
         // Before a sender can come: a subject that cannot be used is refused at the start.
         subjects.insert(args.subject.clone(), out.open_subject(args.subject.clone()).await?);
     }
-    let mut receiver = channel.open_receiver(args.once, args.standby, stop).await?;
+    let mut receiver = channel.open_receiver(args.once, args.standby, args.traced, stop).await?;
+    status.up(&out.nats.client);
     report(format_args!(
         "out: {} to {} in stream {}; {}",
         args.channel,
@@ -132,10 +166,11 @@ pub async fn run(args: &OutArgs, stop: &Stop) -> Result<(), Failure> {
         out.nats.stream,
         meaning_of_ack(&out.config)
     ));
-    let done = out.carry(args, &mut receiver, &mut subjects).await;
-    if done.is_err() && !matches!(channel, Channel::Path(_)) {
-        // To close would make the senders copy what is unreleased into new lanes, and whether it is stored may be in
-        // doubt. They detect the end of this process, keep their lanes, and offer them to the next one.
+    let mut in_doubt = false;
+    let done = out.carry(args, &mut receiver, &mut subjects, &mut in_doubt).await;
+    if in_doubt && !matches!(channel, Channel::Path(_)) {
+        // To close would make the senders copy what is unreleased into new lanes, and whether it is stored is in doubt.
+        // They detect the end of this process, keep their lanes, and offer them to the next one.
         std::mem::forget(receiver);
     }
     done
@@ -148,17 +183,24 @@ fn random() -> u64 {
 }
 
 impl Outward {
-    /// Carries messages until the channel ends, or a signal.
+    /// Carries messages until the channel ends, or a signal. `in_doubt`: whether what is taken and unreleased may be
+    /// stored.
     async fn carry(
         &self,
         args: &OutArgs,
         receiver: &mut ReceiverEnd,
         subjects: &mut HashMap<String, Subject>,
+        in_doubt: &mut bool,
     ) -> Result<(), Failure> {
         loop {
             self.stop.check()?;
             let taken = match self.take(args, receiver) {
-                Ok(taken) if taken.is_empty() => receiver.ready(&self.stop).await?.map(|()| taken),
+                Ok(taken) if taken.is_empty() => {
+                    self.status.waiting_since.set(0);
+                    let ready = receiver.ready(&self.stop).await?;
+                    self.status.waiting_since.set(status::now());
+                    ready.map(|()| taken)
+                }
                 taken => taken,
             };
             let taken = match taken {
@@ -168,14 +210,15 @@ impl Outward {
                     Next::Done => return Ok(()),
                 },
             };
+            *in_doubt = true;
             // By subject, each with its chunks in order.
             let mut groups: Vec<(Subject, Vec<Work<'_>>)> = Vec::new();
-            for (taken, generation) in &taken {
+            for Taken { chunk: taken, generation, traceparent } in &taken {
                 let lane = checked_lane(taken.id)?;
                 let name = args.subject.replace("{lane}", &lane_text(lane));
                 let bytes = receiver.get().bytes_of(taken);
                 let chunk = Chunk::new(taken.id, taken.peer, taken.chunk.first_seq, taken.chunk.messages, bytes);
-                let work = Work { lane, generation: *generation, chunk };
+                let work = Work { lane, generation: *generation, traceparent: *traceparent, chunk };
                 match groups.iter_mut().find(|(subject, _)| subject.name == name) {
                     Some((_, works)) => works.push(work),
                     None => {
@@ -191,6 +234,7 @@ impl Outward {
                 try_join_all(groups.into_iter().map(|(subject, works)| self.publish_all(subject, works))).await?;
             failpoint("unreleased");
             receiver.get_mut().release_chunks();
+            *in_doubt = false;
             if subjects.len() > SUBJECTS_MAX {
                 subjects.clear();
             }
@@ -203,12 +247,16 @@ impl Outward {
     }
 
     /// Takes the available messages: of one lane, or of several if each has a subject of its own.
-    fn take(&self, args: &OutArgs, receiver: &mut ReceiverEnd) -> pelton::Result<Vec<(TakenChunk, u32)>> {
+    fn take(&self, args: &OutArgs, receiver: &mut ReceiverEnd) -> pelton::Result<Vec<Taken>> {
         let most = if args.subject.contains("{lane}") { LANES_AT_ONCE } else { 1 };
         let mut taken = Vec::new();
         while taken.len() < most {
             match receiver.get_mut().take_chunk(CHUNK_BYTES, |_| None) {
-                Ok(Some(chunk)) => taken.push((chunk, receiver.get().generation())),
+                Ok(Some(chunk)) => {
+                    let receiver = receiver.get();
+                    let traceparent = receiver.traceparent_of(chunk.chunk.first_seq);
+                    taken.push(Taken { chunk, generation: receiver.generation(), traceparent });
+                }
                 Ok(None) => break,
                 // What was taken first: the next call returns the error again.
                 Err(_) if !taken.is_empty() => break,
@@ -325,11 +373,12 @@ impl Outward {
             let limit = self.body_bytes_max(subject)?;
             let together = if self.packed && begin == 0 { fitting(&records[at..], limit) } else { 0 };
             let stored = if together > 0 {
-                let mut body = BytesMut::new();
                 let packed = &records[at..at + together];
+                let bytes = packed.iter().map(|record| record.payload().len() + 4).sum();
+                let mut body = BytesMut::with_capacity(bytes);
                 packed.iter().for_each(|record| pack(&mut body, record.payload()));
-                let number = packed.last().expect("one at least").seq();
-                let origin = Origin { count: Some(together as u32), ..self.origin(subject, work, number) };
+                let (first, last) = (packed[0].seq(), packed[together - 1].seq());
+                let origin = Origin { count: Some(together as u32), ..self.origin(subject, work, first, last) };
                 self.publish(subject, &origin, body.freeze()).await?
             } else {
                 // A copy: every repetition has the same bytes, even if a hostile sender changes its own.
@@ -342,6 +391,8 @@ impl Outward {
                 Stored::Predecessors(doubt) => subject.add_doubt(doubt),
             }
         }
+        self.status.messages.add(records.len() as u64);
+        self.status.bytes.add(records.iter().map(|record| record.payload().len() as u64).sum());
         Ok(())
     }
 
@@ -363,7 +414,7 @@ impl Outward {
             let body = rest.split_to(rest.len().min(limit));
             let part = (!is_whole).then_some((offset, total));
             offset += body.len() as u64;
-            let origin = Origin { part, ..self.origin(subject, work, number) };
+            let origin = Origin { part, ..self.origin(subject, work, number, number) };
             match self.publish(subject, &origin, body).await? {
                 Stored::Mine if !rest.is_empty() => {}
                 stored => return Ok(stored),
@@ -371,7 +422,8 @@ impl Outward {
         }
     }
 
-    fn origin(&self, subject: &Subject, work: &Work<'_>, number: u32) -> Origin {
+    /// Of the messages `first` to `number`.
+    fn origin(&self, subject: &Subject, work: &Work<'_>, first: u32, number: u32) -> Origin {
         Origin {
             bridge: self.id.clone(),
             run: self.run,
@@ -380,6 +432,7 @@ impl Outward {
             number,
             count: None,
             part: None,
+            traceparent: work.traceparent.filter(|_| first == work.chunk.first_seq()),
             doubts: subject.doubts.iter().filter(|doubt| doubt.lane != work.lane).copied().collect(),
         }
     }
@@ -398,10 +451,23 @@ impl Outward {
     /// Publishes one message, and waits until it is stored. Repeats it, with the same expectation, until that is
     /// decided.
     async fn publish(&self, subject: &mut Subject, origin: &Origin, body: Bytes) -> Result<Stored, Failure> {
+        self.status.in_flight.add(1);
+        let stored = self.publish_until_decided(subject, origin, body).await;
+        self.status.in_flight.sub(1);
+        stored
+    }
+
+    async fn publish_until_decided(
+        &self,
+        subject: &mut Subject,
+        origin: &Origin,
+        body: Bytes,
+    ) -> Result<Stored, Failure> {
         let headers = origin.headers();
         let mut connections = self.nats.connections.clone();
         let mut retry = Retry::new("publishing");
         let mut lost_since = None;
+        let mut is_repeated = false;
         let grace = self.grace();
         tokio::pin!(grace);
         loop {
@@ -410,6 +476,8 @@ impl Outward {
                 .payload(body.clone())
                 .headers(headers.clone())
                 .expected_last_subject_sequence(subject.last);
+            self.status.redeliveries.add(u64::from(is_repeated));
+            is_repeated = true;
             let attempt = async { self.nats.jetstream.send_publish(subject.name.clone(), message).await?.await };
             let problem = tokio::select! {
                 result = attempt => match result {
@@ -421,6 +489,7 @@ impl Outward {
                     }
                     Ok(ack) => {
                         failpoint("stored");
+                        self.status.acks.add(1);
                         (subject.last, subject.is_mine) = (ack.sequence, true);
                         return Ok(Stored::Mine);
                     }

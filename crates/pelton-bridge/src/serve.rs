@@ -10,6 +10,7 @@ use crate::{
     },
     nats::ServerArgs,
     report,
+    status::Status,
     stop::Stop,
 };
 use async_nats::{
@@ -40,10 +41,10 @@ const TEXT_CHARS_MAX: usize = 200;
 #[derive(Args)]
 pub struct ServeArgs {
     /// The local service
-    service: String,
+    pub service: String,
     /// The subject of its calls
     #[arg(long, value_name = "SUBJECT")]
-    subject: String,
+    pub subject: String,
     /// Its name for `nats service` [default: the subject, with - for each .]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -51,11 +52,12 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NAME", default_value = "q")]
     queue_group: String,
     #[command(flatten)]
-    servers: ServerArgs,
+    pub servers: ServerArgs,
 }
 
 struct Shared {
     client: Client,
+    status: Arc<Status>,
     inboxes: Inboxes,
     local: LocalService,
     /// The number of the last connection to the local service that has failed.
@@ -75,13 +77,14 @@ impl Shared {
 }
 
 /// Runs `pelton-bridge serve`.
-pub async fn run(args: &ServeArgs, stop: &Stop) -> Result<(), Failure> {
+pub async fn run(args: &ServeArgs, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
     let (client, _) = args.servers.connect(stop).await?;
     let refused = |error: async_nats::Error| Failure::Refused(format!("the service of NATS: {error}"));
     let shared = Arc::new(Shared {
         inboxes: Inboxes::new(&client, &args.subject).await?,
         local: LocalService::new(&args.service),
         client: client.clone(),
+        status: status.clone(),
         failed: watch::Sender::new(0),
         left: watch::Sender::new(0),
     });
@@ -124,6 +127,7 @@ async fn serve(
                 break number;
             }
             if !std::mem::replace(&mut is_waiting, true) {
+                shared.status.ended(format!("waits for the service {}", args.service));
                 report(format_args!("serve: waiting for the service {}", args.service));
             }
             sleep(Duration::from_millis(20)).await;
@@ -134,6 +138,7 @@ async fn serve(
         };
         // The server has the subscription: a call after the report arrives.
         flush(&shared.client).await;
+        shared.status.up(&shared.client);
         report(format_args!("serve: {} as {}", args.service, args.subject));
         let mut failed = shared.failed.subscribe();
         loop {
@@ -200,6 +205,8 @@ impl Call<'_> {
     }
 
     async fn run(mut self) {
+        self.shared.status.messages.add(1);
+        self.shared.status.bytes.add(self.request.message.payload.len() as u64);
         let Some(reply) = self.request.message.reply.clone() else { return self.notify().await };
         if !self.shared.inboxes.may_reply(&reply) {
             return;

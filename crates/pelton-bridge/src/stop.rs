@@ -32,6 +32,12 @@ impl Stop {
         Ok(Stop(receive))
     }
 
+    /// For a bridge that may end before its process: the sender takes the number of the signal as which the end counts.
+    pub fn of_one_bridge() -> (watch::Sender<i32>, Stop) {
+        let (send, receive) = watch::channel(0);
+        (send, Stop(receive))
+    }
+
     /// Fails once a signal has arrived.
     pub fn check(&self) -> Result<(), Failure> {
         match *self.0.borrow() {
@@ -45,7 +51,7 @@ impl Stop {
         let mut receive = self.0.clone();
         match receive.wait_for(|number| *number != 0).await {
             Ok(number) => Failure::Signal(*number),
-            // The task that catches signals lives as long as the runtime.
+            // The sender lives as long as the bridge.
             Err(_) => std::future::pending().await,
         }
     }

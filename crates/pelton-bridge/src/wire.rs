@@ -10,12 +10,14 @@
 //! | `Pelton-Number` | the number of the (last) message in its lane |
 //! | `Pelton-Count` | a packed message: how many messages the body has |
 //! | `Pelton-Part` | a part of a large message: `offset/total`, in bytes |
+//! | `traceparent` | of the message, or of the first one in a packed body: W3C Trace Context |
 //! | `Pelton-Doubt` | lanes of a predecessor of this process whose last message may be unreleased: see [`Doubt`] |
 //!
 //! A packed body is, for each message, its length as a little-endian u32 and its bytes.
 
 use async_nats::HeaderMap;
 use bytes::{Bytes, BytesMut};
+use pelton::Traceparent;
 use std::str::FromStr;
 
 /// Every bridged message has this header.
@@ -27,6 +29,8 @@ const NUMBER: &str = "Pelton-Number";
 const COUNT: &str = "Pelton-Count";
 const PART: &str = "Pelton-Part";
 const DOUBT: &str = "Pelton-Doubt";
+/// Not a bridge's own: other publishers and readers use it too.
+const TRACEPARENT: &str = "traceparent";
 
 /// Bytes of the headers with the longest numbers, without the bridge's name and the doubts; the server counts them.
 pub const HEADER_BYTES: usize = 512;
@@ -65,6 +69,8 @@ pub struct Origin {
     pub count: Option<u32>,
     /// A part: its first byte, and the bytes of the whole.
     pub part: Option<(u64, u64)>,
+    /// Of the message, or of the first one in a packed body.
+    pub traceparent: Option<Traceparent>,
     pub doubts: Vec<Doubt>,
 }
 
@@ -91,6 +97,9 @@ impl Origin {
         }
         if let Some((offset, total)) = self.part {
             headers.insert(PART, format!("{offset}/{total}"));
+        }
+        if let Some(traceparent) = self.traceparent {
+            headers.insert(TRACEPARENT, traceparent.to_string());
         }
         if !self.doubts.is_empty() {
             let doubts: Vec<String> = self
@@ -131,6 +140,7 @@ impl Origin {
             number: text(NUMBER).and_then(parsed).filter(|number| *number > 0).ok_or(NotBridged::Damaged(NUMBER))?,
             count,
             part,
+            traceparent: traceparent(headers),
             doubts: text(DOUBT)
                 .map_or(Some(Vec::new()), |text| text.split(' ').map(parse_doubt).collect())
                 .ok_or(NotBridged::Damaged(DOUBT))?,
@@ -142,6 +152,11 @@ impl Origin {
         let (end, total) = self.part.map_or((0, 0), |(offset, total)| (offset + bytes as u64, total));
         Doubt { lane: self.lane, number: self.number, end, total }
     }
+}
+
+/// That of a message of any publisher. One that is not valid is as none.
+pub fn traceparent(headers: &HeaderMap) -> Option<Traceparent> {
+    Traceparent::parse(headers.get(TRACEPARENT)?.as_str())
 }
 
 fn parsed<T: FromStr>(text: &str) -> Option<T> {
@@ -210,6 +225,7 @@ mod tests {
             number: u32::MAX,
             count: None,
             part: None,
+            traceparent: None,
             doubts: Vec::new(),
         }
     }
@@ -219,7 +235,7 @@ mod tests {
         let doubt = Doubt { lane: [3, 4], number: 9, end: 5, total: 10 };
         for origin in [
             origin(),
-            Origin { count: Some(4), ..origin() },
+            Origin { count: Some(4), traceparent: Traceparent::new([1; 16], [2; 8], 1), ..origin() },
             Origin { part: Some((1 << 40, u64::MAX)), doubts: vec![doubt, Doubt { end: 10, ..doubt }], ..origin() },
         ] {
             let headers = origin.headers();

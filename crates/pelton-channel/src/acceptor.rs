@@ -1,28 +1,26 @@
-//! How processes join a receiver of several senders. Their handshakes run concurrently; none waits for another.
+//! How processes join a receiver of several senders, or a publisher. Their handshakes run concurrently; none waits for
+//! another.
 
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
-use crate::handshake::{
-    Handshake, Pace, ReceiverSide, lacks_descriptors, new_caller, new_receiver, no_descriptor_left, turn_away,
-};
-use crate::lanes::Lane;
+use crate::handshake::{Handshake, Pace, lacks_descriptors, no_descriptor_left, turn_away};
 use crate::listener::Listener;
+use crate::opening::Steps;
 use pelton_lane::failpoint;
 use pelton_os::socket::{accept_at, first_readable};
 use pelton_os::{Descriptor, Timer};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd};
-use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Accepts processes for a receiver of several senders. Each handshake continues when its peer has sent the next
-/// packet; the receiver waits for none of them.
+/// Accepts processes for an endpoint with several peers. Each handshake continues when its peer has sent the next
+/// packet, and ends with a `T`; the endpoint waits for none of them.
 #[derive(Debug)]
-pub(crate) struct Acceptor {
+pub(crate) struct Acceptor<T> {
     listener: Listener,
     /// In the order of their connection, the oldest first.
-    pending: VecDeque<PendingHandshake>,
+    pending: VecDeque<PendingHandshake<T>>,
     /// The last number given to a handshake; 0 is the listener itself.
     number: u32,
     /// Since when no connection could be accepted. Until one is accepted, the receiver does not poll the listener, and
@@ -36,13 +34,13 @@ pub(crate) struct Acceptor {
 }
 
 /// A process that has connected, and its handshake.
-struct PendingHandshake {
+struct PendingHandshake<T> {
     number: u32,
     lane: u32,
-    future: Pin<Box<dyn Future<Output = Result<Lane>> + Send>>,
+    future: Steps<'static, T>,
 }
 
-impl std::fmt::Debug for PendingHandshake {
+impl<T> std::fmt::Debug for PendingHandshake<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "handshake {} of lane {}", self.number, self.lane)
     }
@@ -62,8 +60,8 @@ const TRY_AGAIN: Duration = Duration::from_millis(20);
 /// After this time without a free descriptor, waiting connections are refused with the reason.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-impl Acceptor {
-    pub(crate) fn new(listener: Listener, doorbells: &Doorbells) -> Result<Acceptor> {
+impl<T> Acceptor<T> {
+    pub(crate) fn new(listener: Listener, doorbells: &Doorbells) -> Result<Acceptor<T>> {
         let timer = Timer::new().map_err(Error::system("making a timer"))?;
         let reserve = Some(spare().map_err(Error::system("keeping a descriptor in reserve"))?);
         doorbells.watch_connecting(listener.inner.bound.as_fd(), 0).map_err(Error::system("watching the listener"))?;
@@ -107,18 +105,19 @@ impl Acceptor {
     }
 
     /// Continues handshake `number`, or accepts connections. `admit` returns a number for one more lane, or the reason
-    /// for a refusal. `done` gets the lane of a finished handshake, or the number of a failed one.
+    /// for a refusal; `begin` returns the steps of that lane's handshake. `done` gets the result of a finished
+    /// handshake, or the number of a failed one.
     pub(crate) fn attend(
         &mut self,
         number: u32,
         doorbells: &Doorbells,
-        receiver_side: &ReceiverSide,
         mut admit: impl FnMut() -> Result<u32>,
-        mut done: impl FnMut(std::result::Result<Lane, u32>),
+        mut begin: impl FnMut(Handshake, u32) -> Steps<'static, T>,
+        mut done: impl FnMut(std::result::Result<T, u32>),
     ) -> Result<()> {
         if number != 0 {
             if let Some(index) = self.pending.iter().position(|handshake| handshake.number == number) {
-                self.continue_handshake(index, doorbells, &mut done);
+                self.continue_handshake(index, &mut done);
             }
             return Ok(());
         }
@@ -184,10 +183,11 @@ impl Acceptor {
                 self.give_up_oldest(&mut done);
             }
             self.number = self.number.checked_add(1).unwrap_or(1);
-            match self.begin_handshake(handshake, lane, doorbells, receiver_side) {
-                Ok(handshake) => {
-                    self.pending.push_back(handshake);
-                    self.continue_handshake(self.pending.len() - 1, doorbells, &mut done);
+            match handshake.add_to(doorbells, self.number) {
+                Ok(()) => {
+                    let future = begin(handshake, lane);
+                    self.pending.push_back(PendingHandshake { number: self.number, lane, future });
+                    self.continue_handshake(self.pending.len() - 1, &mut done);
                 }
                 Err(_) => done(Err(lane)),
             }
@@ -212,35 +212,14 @@ impl Acceptor {
         }
     }
 
-    fn give_up_oldest(&mut self, done: &mut impl FnMut(std::result::Result<Lane, u32>)) {
+    fn give_up_oldest(&mut self, done: &mut impl FnMut(std::result::Result<T, u32>)) {
         if let Some(oldest) = self.pending.pop_front() {
             done(Err(oldest.lane));
         }
     }
 
-    fn begin_handshake(
-        &self,
-        handshake: Handshake,
-        lane: u32,
-        doorbells: &Doorbells,
-        receiver_side: &ReceiverSide,
-    ) -> Result<PendingHandshake> {
-        handshake.add_to(doorbells, self.number)?;
-        let receiver_side = ReceiverSide { lane, ..receiver_side.clone() };
-        let future: Pin<Box<dyn Future<Output = Result<Lane>> + Send>> = match receiver_side.replies.clone() {
-            Some(replies) => Box::pin(new_caller(handshake, receiver_side, replies)),
-            None => Box::pin(new_receiver(handshake, receiver_side, true)),
-        };
-        Ok(PendingHandshake { number: self.number, lane, future })
-    }
-
     /// Continues the pending handshake at `index`.
-    fn continue_handshake(
-        &mut self,
-        index: usize,
-        doorbells: &Doorbells,
-        done: &mut impl FnMut(std::result::Result<Lane, u32>),
-    ) {
+    fn continue_handshake(&mut self, index: usize, done: &mut impl FnMut(std::result::Result<T, u32>)) {
         let handshake = &mut self.pending[index];
         let Poll::Ready(shaken) = handshake.future.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
             return;
@@ -248,7 +227,7 @@ impl Acceptor {
         let number = handshake.lane;
         self.pending.remove(index);
         // After a failure, the peer has received the reason already.
-        done(shaken.and_then(|lane| admitted(lane, doorbells)).map_err(|_| number));
+        done(shaken.map_err(|_| number));
     }
 }
 
@@ -260,16 +239,4 @@ fn spare() -> std::io::Result<Descriptor> {
 /// Whether the error is a temporary lack of resources.
 fn is_shortage(error: &std::io::Error) -> bool {
     lacks_descriptors(error) || matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOBUFS))
-}
-
-fn admitted(mut lane: Lane, doorbells: &Doorbells) -> Result<Lane> {
-    if let [Some(socket), _] = lane.link.liveness() {
-        doorbells.finish_connecting(socket, lane.number)?;
-    }
-    lane.is_announced = false;
-    lane.memory.forget_descriptors();
-    if let Some(reply) = &lane.reply {
-        doorbells.add_doorbell(reply.sender.doorbells().doorbell())?;
-    }
-    Ok(lane)
 }

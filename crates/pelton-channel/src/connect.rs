@@ -3,6 +3,7 @@
 
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
+use crate::handshake::broadcast::new_subscriber;
 use crate::handshake::{
     Handshake, LinkParts, Pace, make_consumer_page, make_data, make_producer_page, make_receiver_page, new_client,
     new_sender, receiver_of_one, surviving_receiver, surviving_sender,
@@ -17,8 +18,9 @@ use crate::options::{Options, maker};
 use crate::receiver::{self, Receiver};
 use crate::sender::{self, Sender, SenderMemory, SenderParts};
 use crate::settings::{HANDSHAKE_TIMEOUT, Settings};
+use crate::subscriber::Subscriber;
 use crate::transport::{Queue, ThreadTransport};
-use crate::wait::Deadline;
+use crate::wait::{ConnectDeadline, Deadline};
 use pelton_lane::{Position, failpoint};
 use pelton_os::socket::Socket;
 use pelton_os::{Timer, membarrier};
@@ -88,6 +90,63 @@ impl Options<maker::Threads> {
     /// [`Error::Option`], [`Error::System`].
     pub fn threads(&self) -> Result<(Sender, Receiver)> {
         threads(self.settings())
+    }
+}
+
+impl Options<maker::Subscribe> {
+    /// Connects to the publisher that listens under `name`, a short name or `unix:PATH`. The publisher admits it within
+    /// its next call: see [`Publisher::admit`](crate::Publisher::admit).
+    ///
+    /// # Errors
+    /// As [`Options::connect_receiver`]; [`Error::Refused`] also if the publisher does not take the policy, or has 64
+    /// subscribers.
+    pub fn connect_subscriber(&self, name: &str) -> Result<Subscriber> {
+        in_call(connect_subscriber(Name::parse(name)?, self.settings().clone(), Waiter::Thread))
+    }
+
+    /// As [`Options::connect_subscriber`], but does not wait: the caller's event loop continues it.
+    ///
+    /// # Errors
+    /// [`Error::Name`], [`Error::System`]; [`Opening::try_finish`] returns the others.
+    pub fn start_connect_subscriber(&self, name: &str) -> Result<Opening<Subscriber>> {
+        let (name, settings) = (Name::parse(name)?, self.settings().begun());
+        Opening::new(|waiter| connect_subscriber(name, settings, waiter))
+    }
+}
+
+impl Subscriber {
+    /// Connects to the publisher that listens under `name` (a short name, or `unix:PATH`) with default [`Options`]: it
+    /// gates, from now on. Fails immediately when no process listens. Waits at most some seconds to be admitted.
+    ///
+    /// # Errors
+    /// As [`Options::connect_subscriber`].
+    pub fn connect(name: &str) -> Result<Subscriber> {
+        Options::new().connect_subscriber(name)
+    }
+
+    /// After [`Error::PeerDied`] or [`Error::Closed`]: waits for the publisher's successor under the same name, and
+    /// joins it with the same options. Its lane is a new one, whose messages count from 1. All messages of the former
+    /// publisher were received before. Returns false at `deadline`.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] between threads, and while the publisher is there; as [`Options::connect_subscriber`].
+    pub fn resume_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
+        self.endpoint.check_owner()?;
+        let Some((name, options)) = self.reconnect.clone() else {
+            return Err(Error::Refused("a broadcast between threads has no successor: make a new one".to_owned()));
+        };
+        if self.endpoint.departure.is_none() {
+            return Err(Error::Refused("the publisher is alive: there is nobody to succeed it".to_owned()));
+        }
+        let options = Settings { connect_deadline: ConnectDeadline::At(deadline.into()), ..options };
+        let missed = self.missed;
+        match in_call(connect_subscriber(name, options, Waiter::Thread)) {
+            Ok(successor) => *self = successor,
+            Err(Error::TimedOut(_) | Error::NoListener { .. }) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        self.missed = missed;
+        Ok(true)
     }
 }
 
@@ -497,6 +556,13 @@ fn begin_handshake(
             watched.map_err(Error::system("watching a connection")).map(|()| handshake)
         }
     }
+}
+
+async fn connect_subscriber(name: Name, options: Settings, waiter: Waiter) -> Result<Subscriber> {
+    let (parts, doorbells) = reach(&name, &options, &waiter, |handshake| new_subscriber(handshake, &options)).await?;
+    let mut subscriber = Subscriber::new(parts, doorbells, &options)?;
+    subscriber.reconnect = Some((name, options));
+    Ok(subscriber)
 }
 
 /// Creates both endpoints of a channel between threads.

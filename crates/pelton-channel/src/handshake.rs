@@ -343,12 +343,15 @@ impl Handshake {
 
     /// Maps a control segment of the peer and checks its preamble.
     fn open_control(&self, fd: ReceivedFd, what: &str, magic: u64) -> Result<Segment> {
+        self.open_control_with(fd, what, Preamble::new(magic))
+    }
+
+    fn open_control_with(&self, fd: ReceivedFd, what: &str, wanted: Preamble) -> Result<Segment> {
         let opened = Segment::open(fd, what, Kind::Control, SEGMENT_BYTES, false);
         let segment = opened.map_err(Error::system(format!("mapping the peer's {what} segment")));
         let segment = segment.map_err(|error| self.refused_for(error))?;
         // SAFETY: the segment maps 64 KiB, and every value of the bytes is a valid `Preamble`.
         let found = unsafe { segment.base().cast::<Preamble>().read_volatile() };
-        let wanted = Preamble::new(magic);
         if found != wanted {
             return Err(self.refuse(format!("the {what} segment begins with {found:x?}, wanted {wanted:x?}")));
         }
@@ -426,7 +429,19 @@ impl Handshake {
 
     /// Maps the producer's segment and checks that it agrees with the packet.
     fn open_producer(&self, fd: ReceivedFd, packet: &Packet) -> Result<Segment> {
-        let segment = self.open_control(fd, "producer", MAGIC_PRODUCER)?;
+        self.open_producer_with(fd, packet, "producer", Preamble::new(MAGIC_PRODUCER), 1)
+    }
+
+    /// As [`Handshake::open_producer`], for a page that begins as a producer's does.
+    fn open_producer_with(
+        &self,
+        fd: ReceivedFd,
+        packet: &Packet,
+        what: &str,
+        wanted: Preamble,
+        cursors_wanted: u32,
+    ) -> Result<Segment> {
+        let segment = self.open_control_with(fd, what, wanted)?;
         // SAFETY: the segment maps 64 KiB. The two fields are plain words, and the peer wrote them before it shared the
         // segment; every value of them is valid.
         let (capacity, limit, cursors) = unsafe {
@@ -438,9 +453,9 @@ impl Handshake {
                 (&raw const (*page).cursors).read_volatile(),
             )
         };
-        if (capacity, limit, cursors) != (packet.capacity, packet.message_bytes_max, 1) {
+        if (capacity, limit, cursors) != (packet.capacity, packet.message_bytes_max, cursors_wanted) {
             return Err(self.refuse(format!(
-                "the producer's page says capacity {capacity}, limit {limit}, {cursors} cursors; its packet {}, {}, wanted 1",
+                "the producer's page says capacity {capacity}, limit {limit}, {cursors} cursors; its packet {}, {}, wanted {cursors_wanted}",
                 packet.capacity, packet.message_bytes_max
             )));
         }
@@ -528,6 +543,15 @@ pub(crate) fn turn_away(socket: &Socket, why: &str) {
 
 // The names of these memfds are for observers: spec/protocol.md, "Names of memfds".
 
+/// A control segment that begins with this page.
+fn make_segment<T>(label: &str, page: T) -> std::io::Result<Segment> {
+    const { assert!(size_of::<T>() as u64 <= SEGMENT_BYTES) };
+    Segment::create(label, Kind::Control, SEGMENT_BYTES, |base| {
+        // SAFETY: the segment maps 64 KiB writable, and no other process or thread has it yet.
+        unsafe { base.cast().write(page) }
+    })
+}
+
 /// A producer's page, for the lane with this data.
 pub(crate) fn make_producer_page(
     capacity: u64,
@@ -537,10 +561,7 @@ pub(crate) fn make_producer_page(
     name: &str,
 ) -> std::io::Result<Segment> {
     let label = format!("pelton-producer {} {name}", data.inode());
-    Segment::create(&label, Kind::Control, SEGMENT_BYTES, |base| {
-        // SAFETY: the segment maps 64 KiB writable, and no other process or thread has it yet.
-        unsafe { base.cast().write(ProducerPage::new(capacity, limit, generation, std::process::id())) }
-    })
+    make_segment(&label, ProducerPage::new(capacity, limit, generation, std::process::id()))
 }
 
 /// A lane's data. It replaces the data of the inode `replaced`, if that is not 0.
@@ -556,19 +577,13 @@ pub(crate) fn make_consumer_page(
     name: &str,
 ) -> std::io::Result<Segment> {
     let label = format!("pelton-consumer {} {} {name}", data.inode(), receiver.inode());
-    Segment::create(&label, Kind::Control, SEGMENT_BYTES, |base| {
-        // SAFETY: the segment maps 64 KiB writable, and no other process or thread has it yet.
-        unsafe { base.cast().write(ConsumerPage::new(head, 1, std::process::id())) }
-    })
+    make_segment(&label, ConsumerPage::new(head, 1, std::process::id()))
 }
 
 /// A receiver's page, of all its lanes.
 pub(crate) fn make_receiver_page(kind: observe::Kind, name: &str) -> std::io::Result<Segment> {
     let label = format!("pelton-receiver {} {name}", kind.word());
-    Segment::create(&label, Kind::Control, SEGMENT_BYTES, |base| {
-        // SAFETY: the segment maps 64 KiB writable, and no other process or thread has it yet.
-        unsafe { base.cast().write(ReceiverPage::new()) }
-    })
+    make_segment(&label, ReceiverPage::new())
 }
 
 /// The state of a sender's handshake after it has received the peer's page.
@@ -1008,5 +1023,6 @@ fn lane_packet(kind: u32, capacity: u64, message_bytes_max: u64, tail: Position,
     Packet { capacity, message_bytes_max, head: head.pack(), tail: tail.pack(), ..Packet::new(kind) }
 }
 
+pub(crate) mod broadcast;
 #[cfg(test)]
 mod tests;

@@ -83,6 +83,8 @@ pub enum Kind {
     Replies,
     /// By a directory.
     Path,
+    /// By a name, or in one process: a publisher and one of its subscribers.
+    Broadcast,
     /// In one process.
     Threads,
     /// A listener under a name, to which no process is connected.
@@ -98,6 +100,7 @@ impl Kind {
             Kind::Service => "service",
             Kind::Replies => "replies",
             Kind::Path => "path",
+            Kind::Broadcast => "broadcast",
             Kind::Threads => "threads",
             Kind::Listener => "listener",
         }
@@ -251,6 +254,17 @@ enum ReaderOf {
     Role,
     /// That of this process, if it lives and can be seen.
     Process(Option<u32>),
+    /// A subscriber's: a cursor page.
+    Subscriber,
+}
+
+impl Files {
+    fn read(&self) -> std::io::Result<Reading> {
+        match self.reader {
+            ReaderOf::Subscriber => page::read_broadcast(&self.producer, &self.consumer),
+            ReaderOf::Role | ReaderOf::Process(_) => page::read(&self.producer, &self.consumer),
+        }
+    }
 }
 
 impl Lane {
@@ -259,7 +273,7 @@ impl Lane {
     /// # Errors
     /// `InvalidData`: the pages say what cannot be.
     pub fn read(&self) -> std::io::Result<Reading> {
-        page::read(&self.files.producer, &self.files.consumer)
+        self.files.read()
     }
 
     /// Its data, for reading by `pread`: the records from [`Reading::head`] to [`Reading::tail`], which the sender
@@ -278,6 +292,10 @@ impl Lane {
         let reader = match *reader {
             ReaderOf::Role => Reader::Role,
             ReaderOf::Process(pid) => Reader::of(pid),
+            ReaderOf::Subscriber => {
+                let why = "this is a broadcast: subscribe to it, as `pelton sub` does";
+                return Err(std::io::Error::new(ErrorKind::Unsupported, why));
+            }
         };
         Tap::new(producer.clone(), consumer.clone(), data.clone().ok_or_else(none)?, reader, since_start)
     }

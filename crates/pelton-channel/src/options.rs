@@ -2,8 +2,9 @@
 
 #[cfg(doc)]
 use crate::error::Error;
-use crate::settings::Settings;
+use crate::settings::{Policy, Settings};
 use crate::wait::{ConnectDeadline, Wait};
+use pelton_lane::StartFrom;
 use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use std::time::Instant;
 ///
 /// | option | taken by |
 /// |---|---|
-/// | [`capacity`](Options::capacity) | `threads`, `gather`, `gather_at`, `connect_*`, `listen`, `create_*`, calls |
+/// | [`capacity`](Options::capacity) | all but `open_*`, subscribers, flushes and appenders |
 /// | [`message_bytes_max`](Options::message_bytes_max) | the same, and appenders |
 /// | [`traced`](Options::traced) | `threads`, `gather`, `gather_at`, `connect_sender`, `listen`, `create_*` |
 /// | [`resident_max`](Options::resident_max) | makers of senders |
@@ -29,6 +30,9 @@ use std::time::Instant;
 /// | [`mode`](Options::mode) | `create_*`, `open_*` |
 /// | [`call_bytes_max`](Options::call_bytes_max) | calls |
 /// | [`busy_poll`](Options::busy_poll) | clients |
+/// | [`policy`](Options::policy), [`lag_after`](Options::lag_after) | subscribers |
+/// | [`slack`](Options::slack), [`start_from`](Options::start_from) | subscribers |
+/// | [`history`](Options::history), [`hold_max`](Options::hold_max) | publishers |
 /// | [`flush_bytes`](Options::flush_bytes), [`flush_interval`](Options::flush_interval) | flushes, appenders |
 ///
 /// A sender creates its lane; each side limits the capacity and the messages, and the lower limit applies. The creator
@@ -295,6 +299,71 @@ impl<M> Options<M> {
     }
 }
 
+/// Publish and subscribe.
+impl<M> Options<M> {
+    /// What the publisher does when this subscriber falls behind; default [`Policy::Gate`].
+    pub fn policy(mut self, policy: Policy) -> Options<M>
+    where
+        M: Accepts<setting::Policy>,
+    {
+        self.settings.policy = policy;
+        self
+    }
+
+    /// A subscriber with [`Policy::Gate`] holds the publisher up for at most this long at one message. Then it lags
+    /// until it has caught up: it may miss messages, and learns how many. It copies each message. By default it holds
+    /// the publisher up without a limit.
+    pub fn lag_after(mut self, time: Duration) -> Options<M>
+    where
+        M: Accepts<setting::LagAfter>,
+    {
+        self.settings.lag_after = Some(time);
+        self
+    }
+
+    /// How many bytes of messages a subscriber that lags may be behind before the publisher passes it; default 256 KiB,
+    /// at most half the publisher's capacity. The publisher keeps them only while no message needs their space. More
+    /// makes the publisher use more memory, which is slower.
+    pub fn slack(mut self, bytes: u64) -> Options<M>
+    where
+        M: Accepts<setting::Slack>,
+    {
+        self.settings.slack = bytes;
+        self
+    }
+
+    /// The first message of a subscriber; default [`StartFrom::Now`]. See [`Options::history`] for earlier ones.
+    pub fn start_from(mut self, from: StartFrom) -> Options<M>
+    where
+        M: Accepts<setting::StartFrom>,
+    {
+        self.settings.start_from = from;
+        self
+    }
+
+    /// A publisher keeps its last `messages` for subscribers that join later, as far as they fit into half its
+    /// capacity and no message needs the space; default 0. Without it, a subscriber that begins with earlier messages
+    /// finds those that happen not to be overwritten yet.
+    pub fn history(mut self, messages: u64) -> Options<M>
+    where
+        M: Accepts<setting::History>,
+    {
+        self.settings.history = messages;
+        self
+    }
+
+    /// How long one subscriber may hold the publisher up. A subscriber that could do so for longer is refused: with a
+    /// limit, [`Policy::Gate`] needs an [`Options::lag_after`] of at most that, and with zero each subscriber must lag.
+    /// By default there is no limit.
+    pub fn hold_max(mut self, time: Duration) -> Options<M>
+    where
+        M: Accepts<setting::HoldMax>,
+    {
+        self.settings.hold_max = time;
+        self
+    }
+}
+
 /// Implemented if the maker takes the option: see the table of [`Options`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not take the option `{S}`",
@@ -331,6 +400,12 @@ pub mod maker {
         OpenSender,
         /// [`Options::open_receiver`](crate::Options::open_receiver).
         OpenReceiver,
+        /// [`Options::publisher`](crate::Options::publisher).
+        Publish,
+        /// [`Options::publish_at`](crate::Options::publish_at).
+        PublishAt,
+        /// [`Options::connect_subscriber`](crate::Options::connect_subscriber); a thread's subscriber.
+        Subscribe,
         /// `Client::connect_with`.
         Client,
         /// `Service::listen_with`.
@@ -380,6 +455,18 @@ pub mod setting {
         FlushBytes,
         /// `flush_interval`.
         FlushInterval,
+        /// `policy`.
+        Policy,
+        /// `lag_after`.
+        LagAfter,
+        /// `slack`.
+        Slack,
+        /// `start_from`.
+        StartFrom,
+        /// `history`.
+        History,
+        /// `hold_max`.
+        HoldMax,
     }
 }
 
@@ -391,15 +478,15 @@ macro_rules! accepts {
 }
 
 accepts! {
-    Capacity: Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service;
-    MessageBytesMax: Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service Appenders;
+    Capacity: Publish PublishAt Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service;
+    MessageBytesMax: Publish PublishAt Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service Appenders;
     Traced: Threads Gather GatherAt ConnectSender Listen CreateSender CreateReceiver;
     ResidentMax: Threads Gather GatherAt ConnectSender Listen CreateSender OpenSender Client Service;
     Memory: GatherAt ConnectReceiver Listen CreateSender CreateReceiver OpenReceiver Client Service;
-    Waits: Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver OpenSender OpenReceiver Client Service Appenders;
-    AllowUids: GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver OpenSender OpenReceiver Client Service;
-    ConnectDeadline: ConnectSender ConnectReceiver CreateSender CreateReceiver OpenSender OpenReceiver Client;
-    Handshake: ConnectSender ConnectReceiver;
+    Waits: Publish PublishAt Subscribe Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver OpenSender OpenReceiver Client Service Appenders;
+    AllowUids: PublishAt Subscribe GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver OpenSender OpenReceiver Client Service;
+    ConnectDeadline: Subscribe ConnectSender ConnectReceiver CreateSender CreateReceiver OpenSender OpenReceiver Client;
+    Handshake: Subscribe ConnectSender ConnectReceiver;
     Lanes: Gather GatherAt CreateSender CreateReceiver Service Appenders;
     MembershipEvents: Gather GatherAt;
     Mode: CreateSender CreateReceiver OpenSender OpenReceiver;
@@ -407,4 +494,10 @@ accepts! {
     BusyPoll: Client;
     FlushBytes: Flush Appenders;
     FlushInterval: Flush Appenders;
+    Policy: Subscribe;
+    LagAfter: Subscribe;
+    Slack: Subscribe;
+    StartFrom: Subscribe;
+    History: Publish PublishAt;
+    HoldMax: Publish PublishAt;
 }

@@ -23,6 +23,9 @@ pub(crate) enum Role {
     /// The client of a link of two lanes: sends requests, receives replies.
     Client = 3,
     Service = 4,
+    /// One sender of many receivers.
+    Publisher = 5,
+    Subscriber = 6,
 }
 
 impl Role {
@@ -33,6 +36,8 @@ impl Role {
             Role::Receiver => Role::Sender,
             Role::Client => Role::Service,
             Role::Service => Role::Client,
+            Role::Publisher => Role::Subscriber,
+            Role::Subscriber => Role::Publisher,
         }
     }
 
@@ -42,6 +47,8 @@ impl Role {
             2 => "receiver".to_owned(),
             3 => "client".to_owned(),
             4 => "service".to_owned(),
+            5 => "publisher".to_owned(),
+            6 => "subscriber".to_owned(),
             role => format!("peer of role {role}"),
         }
     }

@@ -5,9 +5,10 @@ use crate::counters::Counters;
 use crate::doorbells::Doorbells;
 use crate::endpoint::Departure;
 use crate::error::{Error, Result};
-use crate::handshake::ReceiverSide;
+use crate::handshake::{Handshake, ReceiverSide, new_caller, new_receiver};
 use crate::lanes::{Lane, Lanes};
 use crate::memory::Budget;
+use crate::opening::Steps;
 use crate::settings::Settings;
 use crate::transport::{Queue, Transport};
 use crate::wait::Spin;
@@ -44,7 +45,7 @@ impl Transport for ToRegistry {
 pub(crate) struct Registry {
     pub(crate) shared: Arc<SharedRegistry>,
     /// Accepts other processes; `None` without a name.
-    pub(crate) acceptor: Option<Acceptor>,
+    pub(crate) acceptor: Option<Acceptor<Lane>>,
     /// Counters of the lanes that have left.
     pub(crate) parted: Counters,
 }
@@ -195,7 +196,8 @@ impl Registry {
                         }
                         Err(number) => shared.give_back_number(number),
                     };
-                    acceptor.attend(number, doorbells, &shared.receiver_side, || shared.take_number(), done)?;
+                    let begin = |handshake, number| begin_handshake(handshake, number, &shared.receiver_side);
+                    acceptor.attend(number, doorbells, || shared.take_number(), begin, done)?;
                 }
             }
         }
@@ -230,4 +232,29 @@ impl Registry {
             lanes.add(Box::new(lane));
         }
     }
+}
+
+/// The steps of the handshake with one more sender.
+fn begin_handshake(handshake: Handshake, lane: u32, receiver_side: &ReceiverSide) -> Steps<'static, Lane> {
+    let receiver_side = ReceiverSide { lane, ..receiver_side.clone() };
+    let doorbells = receiver_side.doorbells.clone();
+    Box::pin(async move {
+        let lane = match receiver_side.replies.clone() {
+            Some(replies) => new_caller(handshake, receiver_side, replies).await,
+            None => new_receiver(handshake, receiver_side, true).await,
+        };
+        admitted(lane?, &doorbells)
+    })
+}
+
+fn admitted(mut lane: Lane, doorbells: &Doorbells) -> Result<Lane> {
+    if let [Some(socket), _] = lane.link.liveness() {
+        doorbells.finish_connecting(socket, lane.number)?;
+    }
+    lane.is_announced = false;
+    lane.memory.forget_descriptors();
+    if let Some(reply) = &lane.reply {
+        doorbells.add_doorbell(reply.sender.doorbells().doorbell())?;
+    }
+    Ok(lane)
 }

@@ -4,7 +4,10 @@
 use crate::error::{Error, Result};
 use crate::memory::{GRANULE, LINK_BYTES_MIN, Limits, SHARES, lane_within};
 use crate::wait::{BUSY_POLL, ConnectDeadline, Deadline, Wait};
-use pelton_lane::{CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, message_bytes_limit, traced_message_bytes_limit};
+use pelton_lane::{
+    BroadcastProducer, CAPACITY_MAX, CAPACITY_MIN, LANES_MAX, StartFrom, message_bytes_limit,
+    traced_message_bytes_limit,
+};
 use std::time::Duration;
 
 /// Default of [`Options::resident_max`](crate::Options::resident_max).
@@ -12,6 +15,22 @@ pub(crate) const RESIDENT_MAX: u64 = 16 << 20;
 
 /// Limit of a whole handshake, unless the caller gave a later deadline.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What the publisher does when a subscriber falls behind. Each subscriber chooses when it joins:
+/// [`Options::policy`](crate::Options::policy).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// The publisher waits for this subscriber once the lane is full: nothing is lost. The subscriber reads messages in
+    /// place. With [`Options::lag_after`](crate::Options::lag_after) it may hold the publisher up for so long only, and
+    /// then lags until it has caught up.
+    #[default]
+    Gate,
+    /// The publisher does not wait: a subscriber that falls behind misses messages, and learns exactly how many. It
+    /// copies each message.
+    Lag,
+    /// The subscriber receives the newest message only, and skips those before it. It copies.
+    Latest,
+}
 
 /// The settings of [`Options`](crate::Options), whatever they are for. Its methods document the fields.
 #[derive(Clone, Debug)]
@@ -52,6 +71,18 @@ pub struct Settings {
     pub call_bytes_max: u64,
     /// How long a client busy-polls for an event loop.
     pub busy_poll: Duration,
+    /// Of a subscriber: what happens when it falls behind.
+    pub policy: Policy,
+    /// Of a subscriber: how long it holds the publisher up.
+    pub lag_after: Option<Duration>,
+    /// Of a subscriber: how far it may be behind while it lags.
+    pub slack: u64,
+    /// Of a subscriber: its first message.
+    pub start_from: StartFrom,
+    /// Of a publisher: the messages kept for later subscribers.
+    pub history: u64,
+    /// Of a publisher: how long one subscriber may hold it up.
+    pub hold_max: Duration,
 }
 
 impl Default for Settings {
@@ -61,6 +92,12 @@ impl Default for Settings {
             usual_capacity: 64 << 20,
             call_bytes_max: 64 << 20,
             busy_poll: BUSY_POLL,
+            policy: Policy::default(),
+            lag_after: None,
+            slack: BroadcastProducer::SLACK,
+            start_from: StartFrom::Now,
+            history: 0,
+            hold_max: Duration::MAX,
             message_bytes_max: None,
             traced: false,
             memory: None,
@@ -109,6 +146,21 @@ impl Settings {
                 Err(Error::Option { option: "memory", found, wanted: format!("at least {least} bytes") })
             }
             _ => Ok(()),
+        }
+    }
+
+    /// A subscriber's policy, as its lane has it.
+    pub(crate) fn lane_policy(&self) -> pelton_lane::Policy {
+        let slack = self.slack;
+        match (self.policy, self.lag_after) {
+            (Policy::Gate, None) => pelton_lane::Policy::Gate,
+            (Policy::Gate, Some(time)) => {
+                // The largest value means that it has no limit.
+                let lag_after_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX - 1);
+                pelton_lane::Policy::GateUntil { slack, lag_after_ns }
+            }
+            (Policy::Lag, _) => pelton_lane::Policy::Lag { slack },
+            (Policy::Latest, _) => pelton_lane::Policy::Latest,
         }
     }
 

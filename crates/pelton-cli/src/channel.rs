@@ -145,7 +145,7 @@ impl ReceiveArgs {
             Err(StreamError::Other(failure)) => (Ended::by(&failure), 0, Err(failure)),
         };
         if self.channel.json {
-            let end = Ending { ended, result: &result, unreleased, seconds, lateness_ns: None };
+            let end = Ending { ended, result: &result, unreleased, seconds, lateness_ns: None, missed: None };
             let report = self.channel.report(command, traffic, end, counters);
             let _ = std::io::stderr().write_all(report.as_bytes());
         }
@@ -192,6 +192,18 @@ impl ChannelArgs {
                 ))),
                 None => Ok(Transport::Connect),
             },
+        }
+    }
+
+    /// Fails if the name is a directory, or an option does not fit a broadcast: `unfit`, and those of directories.
+    pub fn check_name_for_broadcast(&self, unfit: &[OptionUse]) -> Result<(), Failure> {
+        let lanes = [("--lanes", self.lanes.is_some())];
+        match self.transport(&[], &[&lanes, unfit].concat())? {
+            Transport::Connect => Ok(()),
+            Transport::Path(_) => Err(Failure::Refused(format!(
+                "a broadcast in a directory does not exist, found `{}`: use a short name or unix:PATH",
+                self.name
+            ))),
         }
     }
 
@@ -324,12 +336,13 @@ impl ChannelArgs {
 
     /// The object of `--json`, as one line.
     pub fn report(&self, command: &'static str, traffic: &Traffic, end: Ending<'_>, counters: Counters) -> String {
-        let Ending { ended, result, unreleased, seconds, lateness_ns } = end;
+        let Ending { ended, result, unreleased, seconds, lateness_ns, missed } = end;
         let error = result.as_ref().err().and_then(Failure::text);
         let error = error.as_deref();
         let (messages, bytes, counters) = (traffic.messages, traffic.bytes, counters.into());
         let name = &self.name;
-        Report { command, name, messages, bytes, seconds, ended, error, unreleased, counters, lateness_ns }.line()
+        Report { command, name, messages, bytes, seconds, ended, error, unreleased, counters, lateness_ns, missed }
+            .line()
     }
 }
 
@@ -362,6 +375,8 @@ pub struct Ending<'a> {
     pub unreleased: u64,
     pub seconds: f64,
     pub lateness_ns: Option<Lateness>,
+    /// Of a subscriber.
+    pub missed: Option<u64>,
 }
 
 /// Messages sent or received so far.

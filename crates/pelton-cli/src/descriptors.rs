@@ -12,7 +12,7 @@ const PEERS_MAX: u64 = 1024;
 /// Descriptors for the program itself and the library.
 const RESERVED: u64 = 96;
 
-/// Raises the soft limit to the hard one. If that is too low for [`PEERS_MAX`] `peers` at `each` descriptors, prints
+/// Raises the soft limit to the hard one. If that is too low for `PEERS_MAX` `peers` at `each` descriptors, prints
 /// how many fit.
 pub fn raise(peers: &str, each: u64) {
     raise_quietly();

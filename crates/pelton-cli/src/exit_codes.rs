@@ -16,8 +16,8 @@ const fn code(code: &'static str, meaning: &'static str, commands: &'static [&'s
 
 /// Those that close their channel when a signal ends them. The others end by the signal itself.
 const HANDLE_SIGNALS: &[&str] = &[
-    "send", "recv", "flush", "record", "replay", "cat", "cp", "call", "serve", "run", "ping", "tail", "top", "conform",
-    "metrics", "bridge",
+    "send", "recv", "pub", "sub", "flush", "record", "replay", "cat", "cp", "call", "serve", "run", "ping", "tail",
+    "top", "conform", "metrics", "bridge",
 ];
 
 /// Columns of a line.
@@ -30,6 +30,7 @@ const CODES: &[Code] = &[
         "the other side died, or left with messages unreleased (standard error gives the number)",
         &["send", "recv", "flush", "record", "replay"],
     ),
+    code("1", "the publisher died", &["sub"]),
     code("1", "the end of a file is torn", &["replay"]),
     code("1", "the end of a file is torn, or --verify found gaps", &["cat"]),
     code("1", "the service left before it replied; the call may have been carried out", &["call"]),
@@ -41,13 +42,17 @@ const CODES: &[Code] = &[
         "3",
         "refused: the name is taken or unusable, the other side may not connect, or path:DIR is no channel, has that \
          side already, or predates the last reboot",
-        &["send", "recv", "flush", "record", "replay", "call", "serve", "run", "ping"],
+        &["send", "recv", "pub", "sub", "flush", "record", "replay", "call", "serve", "run", "ping"],
     ),
     code("3", "there is no such channel, or this user may not see it", &["ls", "stat", "doctor", "tail"]),
     code("3", "there is no such channel, or a process uses it", &["rm", "recover", "info"]),
     code("3", "refused: the stream's settings, another bridge or publisher, the position", &["bridge"]),
     code("3", "--listen: the address is taken or unusable", &["metrics"]),
-    code("4", "timed out: the other side did not appear in time", &["send", "recv", "flush", "record", "replay"]),
+    code(
+        "4",
+        "timed out: the other side did not appear in time",
+        &["send", "recv", "pub", "sub", "flush", "record", "replay"],
+    ),
     code("4", "timed out: the service did not appear, or not reply, in time", &["call", "ping"]),
     code("4", "timed out: no server, or no other side", &["bridge"]),
     code("4", "timed out: the channel did not appear within --timeout", &["tail"]),

@@ -3,20 +3,21 @@
 //! `commands` has a file for each command. Beside it: `channel`, the options and the opening of `send`, `recv` and
 //! `flush`; `observed`, the channels that `ls`, `stat`, `top` and `doctor` show; `frame`, messages in a stream;
 //! `output`, standard output; `report`, the object of `--json`; `process`, a command that runs beside an event loop;
-//! `notify`, messages to systemd; `failure`, why a command failed; `exit_codes`, their table; `signals`, `progress`,
-//! `descriptors`.
+//! `notify`, messages to systemd; `openmetrics`, the format of metrics and their server; `failure`, why a command
+//! failed; `exit_codes`, their table; `signals`, `progress`, `descriptors`.
 //!
 //! It is a library so that `examples/manual.rs` has the command line's definition, and so that the demo and the crash
 //! test share the public modules. It is no interface for other programs.
 
 mod channel;
 mod commands;
-mod descriptors;
+pub mod descriptors;
 mod exit_codes;
 pub mod failure;
 pub mod frame;
-mod notify;
+pub mod notify;
 mod observed;
+pub mod openmetrics;
 pub mod output;
 mod process;
 pub mod progress;
@@ -25,8 +26,8 @@ pub mod signals;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use commands::{
-    bridge, call, cat, conform, cp, doctor, flush, info, ls, metrics, ping, record, recover, recv, replay, rm, run,
-    send, serve, stat, tail, top,
+    bridge, call, cat, conform, cp, doctor, flush, info, ls, metrics, ping, publish, record, recover, recv, replay, rm,
+    run, send, serve, stat, subscribe, tail, top,
 };
 use std::{process::ExitCode, time::Duration};
 
@@ -44,6 +45,10 @@ enum Command {
     Send(send::SendArgs),
     /// Receive messages and write each as a frame to standard output
     Recv(recv::RecvArgs),
+    /// Publish each frame of standard input as a message to every subscriber
+    Pub(publish::PubArgs),
+    /// Subscribe to a publisher, and write each message as a frame to standard output
+    Sub(subscribe::SubArgs),
     /// Receive messages and write each to a record file once, also after a kill and a restart
     Flush(flush::FlushArgs),
     /// Receive messages and write each to a record file, with the time at which it arrived
@@ -134,6 +139,8 @@ pub fn run() -> ExitCode {
     let done = match cli.command {
         Command::Send(args) => send::run(&args),
         Command::Recv(args) => recv::run(&args),
+        Command::Pub(args) => publish::run(&args),
+        Command::Sub(args) => subscribe::run(&args),
         Command::Flush(args) => flush::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Replay(args) => replay::run(&args),

@@ -19,6 +19,12 @@ pub const READY: &str = "READY=1";
 /// It ends once it has finished its work.
 pub const STOPPING: &str = "STOPPING=1";
 
+/// It reads its configuration again; [`READY`] follows. systemd compares the time with its own.
+pub fn reloading() -> String {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    format!("RELOADING=1\nMONOTONIC_USEC={}", now.tv_sec * 1_000_000 + now.tv_nsec / 1000)
+}
+
 /// Sends `state`, if a service manager wants it. A failure is reported, and changes nothing else.
 pub fn notify(state: &str) {
     let Some(address) = std::env::var_os("NOTIFY_SOCKET").filter(|address| !address.is_empty()) else { return };

@@ -212,7 +212,8 @@ fn json_of_side(side: &Side) -> Value {
 }
 
 fn json_of_lane(lane: &Lane) -> Value {
-    let Reading { capacity, message_bytes_max, waiting_messages, waiting_bytes, sent, received, .. } = lane.reading;
+    let Reading { capacity, message_bytes_max, waiting_messages, waiting_bytes, sent, received, missed, .. } =
+        lane.reading;
     json!({
         "number": lane.number,
         "sender": json_of_side(&lane.sender),
@@ -224,6 +225,7 @@ fn json_of_lane(lane: &Lane) -> Value {
         "age_seconds": age(lane.made).map(|age| age.as_secs_f64()),
         "sent": crate::report::Counters::from(sent),
         "received": crate::report::Counters::from(received),
+        "missed": missed,
     })
 }
 

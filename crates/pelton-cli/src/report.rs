@@ -1,4 +1,4 @@
-//! The report of `send`, `recv`, `flush`, `record` and `replay` with `--json`.
+//! The report of `send`, `recv`, `pub`, `sub`, `flush`, `record` and `replay` with `--json`.
 
 use crate::failure::Failure;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use serde::Serialize;
 /// The object.
 #[derive(Serialize)]
 pub struct Report<'a> {
-    /// `send`, `recv`, `flush`, `record` or `replay`.
+    /// `send`, `recv`, `pub`, `sub`, `flush`, `record` or `replay`.
     pub command: &'static str,
     /// The channel's name, as given.
     pub name: &'a str,
@@ -28,6 +28,9 @@ pub struct Report<'a> {
     /// `replay` at a pace: how much later than due the messages were sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lateness_ns: Option<Lateness>,
+    /// `sub`: messages that it missed, or skipped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub missed: Option<u64>,
 }
 
 /// How late messages were, in nanoseconds.

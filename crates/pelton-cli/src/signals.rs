@@ -27,6 +27,8 @@ pub const SLICE: Duration = Duration::from_millis(100);
 pub struct Signals {
     caught: Arc<AtomicUsize>,
     readable: UnixStream,
+    /// Where nothing is caught: it keeps `readable` open.
+    _writable: Option<UnixStream>,
 }
 
 impl Signals {
@@ -39,6 +41,14 @@ impl Signals {
     /// As [`Signals::install`], but the second signal does not exit: the caller handles it, after [`Signals::clear`].
     pub fn install_without_exit() -> Result<Signals, Failure> {
         Signals::try_install(false).map_err(|error| Failure::system("cannot catch signals", error))
+    }
+
+    /// Catches nothing: for a thread of a program that handles its signals elsewhere.
+    pub fn none() -> Result<Signals, Failure> {
+        let (readable, writable) = UnixStream::pair().map_err(|error| Failure::system("a pair of sockets", error))?;
+        let is_nonblocking = readable.set_nonblocking(true);
+        is_nonblocking.map_err(|error| Failure::system("a pair of sockets", error))?;
+        Ok(Signals { caught: Arc::default(), readable, _writable: Some(writable) })
     }
 
     fn try_install(second_exits: bool) -> io::Result<Signals> {
@@ -57,7 +67,7 @@ impl Signals {
             // Last: a caller that the descriptor wakes finds the flag set.
             signal_hook::low_level::pipe::register(signal, writable.try_clone()?)?;
         }
-        Ok(Signals { caught, readable })
+        Ok(Signals { caught, readable, _writable: None })
     }
 
     /// Fails once a signal has arrived; costs one load.

@@ -103,7 +103,7 @@ fn broadcast(messages: u64, payload: &[u8], receivers: usize, policy: Policy) ->
             let own = page(CursorPage::new(policy, 1));
             // SAFETY: the pages live as long as the program, and each cursor has one consumer.
             unsafe {
-                let joined = producer.join(own, StartFrom::Now).unwrap().expect("at most 64 receivers");
+                let joined = producer.join(own, policy, StartFrom::Now).expect("at most 64 receivers");
                 BroadcastConsumer::attach(memory, own, policy, joined, bytes_max, true).unwrap()
             }
         })

@@ -18,6 +18,6 @@ mod producer;
 pub use consumer::{BroadcastConsumer, Copied};
 pub use pages::{
     BROADCAST_SIGNATURE, BROADCAST_TEXT, BroadcastPage, CURSORS_MAX, CursorPage, MAGIC_BROADCAST, MAGIC_CURSOR, Policy,
-    seq_of,
+    broadcast_preamble, seq_of,
 };
 pub use producer::{BroadcastMemory, BroadcastProducer, CursorLoss, Holder, Joined, StartFrom};

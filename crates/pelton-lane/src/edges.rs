@@ -16,8 +16,10 @@
 //!            everything published (or released) earlier without a fence is visible to a sleeper that omits its barrier
 //! [keep]     broadcast producer: store `kept`, fence, write data  ->  lagging consumer: read data, fence, load `kept`
 //!            a consumer that has read one byte written over a record also loads a `kept` above that record's number
-//! [keep]     broadcast producer: store `kept`, or `last`  ->  lagging consumer: load it before it reads from there
-//!            the place of `kept`, the cleared header or the records there, and the record of `last` are visible
+//! [keep]     broadcast producer: store the place of `kept`  ->  lagging consumer: load it before it reads from there
+//!            the cleared header or the records there are visible
+//! [last]     broadcast producer: store `last`     ->  consumer of the newest message: load it
+//!            the record there is visible
 //!
 //! Under loom, `PELTON_WEAKEN=publish` weakens the edge of that name: a model must fail without it.
 
@@ -41,6 +43,7 @@ pub(crate) const RELEASE: Edge = Edge::named("release");
 pub(crate) const CLOSE: Edge = Edge::named("close");
 pub(crate) const FENCED: Edge = Edge::named("fenced");
 pub(crate) const KEEP: Edge = Edge::named("keep");
+pub(crate) const LAST: Edge = Edge::named("last");
 
 #[cfg(not(loom))]
 impl Edge {

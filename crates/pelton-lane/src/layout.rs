@@ -135,7 +135,7 @@ impl RingNote {
             .store(processor.map_or(0, |number| number.wrapping_add(1)), core::sync::atomic::Ordering::Relaxed);
     }
 
-    fn load(&self) -> LastRing {
+    pub(crate) fn load(&self) -> LastRing {
         use core::sync::atomic::Ordering::Relaxed;
         LastRing { processor: self.processor.load(Relaxed).checked_sub(1), at_ns: self.at_ns.load(Relaxed) }
     }

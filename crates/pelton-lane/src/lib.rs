@@ -35,7 +35,7 @@ mod sleep;
 pub use broadcast::{
     BROADCAST_SIGNATURE, BROADCAST_TEXT, BroadcastConsumer, BroadcastMemory, BroadcastPage, BroadcastProducer,
     CURSORS_MAX, Copied, CursorLoss, CursorPage, Holder, Joined, MAGIC_BROADCAST, MAGIC_CURSOR, Policy, StartFrom,
-    seq_of,
+    broadcast_preamble, seq_of,
 };
 pub use consumer::{Chunk, Consumer, Cursor, Record, Scan, Ticket, find_end, scan, truncate};
 #[doc(hidden)]

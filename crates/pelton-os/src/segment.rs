@@ -20,7 +20,7 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// The purpose of a segment, which determines its writers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Pages that only their creator may ever write.
+    /// Pages, or a broadcast lane's records, that only their creator may ever write.
     Control,
     /// Records. A successor of the producer writes them too.
     Data,
@@ -100,7 +100,7 @@ impl Segment {
         }
         // If there is no memory for the smallest lane, this side lacks it; the size of a larger one was the peer's
         // choice.
-        let too_large = kind == Kind::Data && bytes > pelton_lane::SEGMENT_BYTES;
+        let too_large = bytes > pelton_lane::SEGMENT_BYTES;
         Segment::map(fd.into_owned(), bytes, writable).map_err(|error| match error.kind() {
             std::io::ErrorKind::OutOfMemory if !too_large => error,
             std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::OutOfMemory => {

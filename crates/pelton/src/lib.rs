@@ -77,6 +77,12 @@
 //! idle lanes.
 //! [`Options::gather`] does the same for threads, which make their senders by [`Senders`].
 //!
+//! # Publish and subscribe
+//! A [`Publisher`] sends each message to up to 64 [`Subscriber`]s, which join and leave at any time. The message is in
+//! memory once. Each subscriber chooses what happens when it falls behind ([`Policy`]): the publisher waits for it, or
+//! it misses messages and learns exactly how many ([`Delivery::missed`]), or it receives the newest message only. It
+//! begins with the next message, or with earlier ones ([`StartFrom`]).
+//!
 //! # Whole buffers
 //! `Flush` hands the messages of a receiver to a [`Sink`], a buffer at a time, without a copy, and then releases
 //! them. A sink is a closure, another channel ([`Forward`]), or a [`RecordFile`], which [`RecordReader`] and `pelton
@@ -201,9 +207,10 @@ pub use pelton_call::{
 };
 #[doc(inline)]
 pub use pelton_channel::{
-    Armed, Batch, BatchReservation, CallFailure, ConnectDeadline, Counters, Deadline, Departure, Error, Event, Held,
-    LaneId, Listener, Member, Message, Messages, Opening, Options, Peer, Receiver, Reservation, Result, Resuming,
-    Sender, Senders, Sent, Traceparent, Wait, inspect, observe, options,
+    Armed, Batch, BatchReservation, CallFailure, ConnectDeadline, Counters, Deadline, Delivery, Departure, Error,
+    Event, Held, LaneId, Listener, Member, Message, Messages, Opening, Options, Peer, Policy, Publisher, Receiver,
+    Reservation, Result, Resuming, Sender, Senders, Sent, StartFrom, Subscriber, SubscriberState, Traceparent, Wait,
+    inspect, observe, options,
 };
 #[cfg(feature = "flush")]
 #[cfg_attr(docsrs, doc(cfg(feature = "flush")))]

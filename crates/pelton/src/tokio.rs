@@ -18,11 +18,13 @@
 //! # }
 //! ```
 
+mod broadcast;
 mod client;
 mod engine;
 mod service;
 mod stream;
 
+pub use broadcast::{AsyncPublisher, AsyncSubscriber};
 pub use client::{AsyncCall, AsyncClient, OwnedCompletion};
 pub use engine::AsyncEngine;
 pub use service::{AsyncRequest, AsyncResponder, AsyncService};

@@ -441,3 +441,25 @@ fn a_service_needs_no_rights_but_those_to_reply() {
     assert_eq!(completion(&mut client, call).outcome(), Outcome::End);
     assert!(!serve.errors().contains("ermissions"), "{}", serve.errors());
 }
+
+#[test]
+fn calls_end_by_their_deadlines_while_the_server_takes_nothing() {
+    let Some(place) = Place::new(&[]) else { return };
+    let _serving = Serving::start(&place.name("here"), "here");
+    let _serve = place.serve("here");
+    let (_call, mut client) = place.call("there", &[]);
+    assert_eq!(text(&mut client, "echo before").unwrap(), "before");
+    place.server.process.signal(Signal::STOP);
+    // More than the sockets and the queue of the connection take together.
+    let request = format!("echo {}", "x".repeat(20_000));
+    for _ in 0..25 {
+        let until = Instant::now() + Duration::from_millis(100);
+        let calls: Vec<CallId> =
+            (0..100).map(|_| client.try_submit_by(request.as_bytes(), until).unwrap().expect("space")).collect();
+        for call in calls {
+            assert_eq!(completion(&mut client, call).outcome(), Outcome::Failed(504));
+        }
+    }
+    place.server.process.signal(Signal::CONT);
+    eventually("calls to succeed again", || text(&mut client, "echo after").is_ok_and(|text| text == "after"));
+}

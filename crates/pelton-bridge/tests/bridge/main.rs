@@ -4,6 +4,7 @@
 mod support;
 
 mod calls;
+mod run;
 mod servers;
 
 use async_nats::jetstream::{self, stream};

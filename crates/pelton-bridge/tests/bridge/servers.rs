@@ -1,6 +1,6 @@
 //! Servers that want secrets or certificates, that sync each message, and that have no space left.
 
-use crate::{DEADLINE, Place, Running, Server, eventually, next, refused, server_program};
+use crate::{DEADLINE, Place, Running, Server, bridge, eventually, next, refused, server_program, support::free_port};
 use nkeys::KeyPair;
 use pelton::Options;
 use pelton_testkit::is_root;
@@ -257,4 +257,48 @@ fn a_full_disk_of_the_server_loses_nothing() {
         assert!(*receiver.receive().unwrap() == [number; 50_000], "message {number}");
     }
     eventually("everything to be released", || sender.unreleased() == 0);
+}
+
+#[test]
+fn bridges_at_a_leaf_node_use_the_domain_behind_it() {
+    let port = free_port();
+    let hub = format!("leafnodes {{ listen: \"127.0.0.1:{port}\" }}");
+    let domain = |name: &str| format!("jetstream {{ store_dir: store, domain: {name} }}");
+    let Some(mut place) = Place::new(&[&hub, "server_name: hub", &domain("hub")]) else { return };
+    let remote = format!("leafnodes {{ remotes: [ {{ url: \"nats-leaf://127.0.0.1:{port}\" }} ] }}");
+    let program = server_program().expect("there was one");
+    let options = [remote.as_str(), "server_name: leaf", &domain("leaf")];
+    let leaf = Server::start(&program, &place.here.path().join("leaf"), &options);
+    // Both bridges know the leaf only; the stream is in the hub.
+    let start = |name: &'static str, words: &[&str]| {
+        let common = ["--nats", &leaf.url(), "--stream", "S", "--domain", "hub", "--create"];
+        Running::start(name, bridge(words).args(common))
+    };
+    let (a, b) = (place.channel("a"), place.channel("b"));
+    let out = start("out", &["out", &a, "--subject", "s.a"]);
+    let inward = start("in", &["in", "s.a", &b]);
+    out.says("out: ");
+    inward.says("in: ");
+    let (mut sender, mut receiver) = (place.sender(), place.receiver());
+    sender.send(b"one").unwrap();
+    assert_eq!(next(&mut receiver), "one");
+    // The link is down: messages wait in the channel.
+    place.server.process.kill();
+    for text in ["two", "three"] {
+        sender.send(text.as_bytes()).unwrap();
+    }
+    place.server.start_again();
+    assert_eq!((next(&mut receiver), next(&mut receiver)), ("two".to_owned(), "three".to_owned()));
+    let info = place.runtime.block_on(async {
+        let stream = place.jetstream_of("hub").await.get_stream("S").await.unwrap();
+        stream.cached_info().state.messages
+    });
+    assert_eq!(info, 3);
+}
+
+impl Place {
+    async fn jetstream_of(&self, domain: &str) -> async_nats::jetstream::Context {
+        let client = async_nats::connect(self.server.url()).await.unwrap();
+        async_nats::jetstream::with_domain(client, domain)
+    }
 }

@@ -4,7 +4,9 @@
 use super::mounts::Mounts;
 use super::process::{self, Process};
 use super::{Activity, Channel, Files, Found, Kind, Lane, ReaderOf, Side, Unreadable, made, page};
-use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER};
+use pelton_lane::{
+    MAGIC_BROADCAST, MAGIC_CONSUMER, MAGIC_CURSOR, MAGIC_PRODUCER, MAGIC_RECEIVER, Preamble, broadcast_preamble,
+};
 use pelton_os::{Credentials, NotOpened, open_memfds, own_uid};
 use rustix::fs::{
     AtFlags, FileType, MemfdFlags, Mode, OFlags, ResolveFlags, memfd_create, openat, openat2, readlinkat, statat,
@@ -40,6 +42,8 @@ enum Label {
     Consumer { data: u64, receiver: u64 },
     Receiver { kind: Kind },
     Data { replaced: u64 },
+    Broadcast { data: u64 },
+    Cursor { data: u64 },
 }
 
 impl Label {
@@ -53,6 +57,8 @@ impl Label {
         let label = match role {
             "producer" => Label::Producer { data: number()? },
             "data" => Label::Data { replaced: number()? },
+            "broadcast" => Label::Broadcast { data: number()? },
+            "cursor" => Label::Cursor { data: number()? },
             "consumer" => Label::Consumer { data: number()?, receiver: number()? },
             "receiver" => Label::Receiver { kind: kind(words.next()?)? },
             _ => return None,
@@ -63,11 +69,13 @@ impl Label {
         Some((label, name))
     }
 
-    fn magic(&self) -> Option<u64> {
+    fn preamble(&self) -> Option<Preamble> {
         match self {
-            Label::Producer { .. } => Some(MAGIC_PRODUCER),
-            Label::Consumer { .. } => Some(MAGIC_CONSUMER),
-            Label::Receiver { .. } => Some(MAGIC_RECEIVER),
+            Label::Producer { .. } => Some(Preamble::new(MAGIC_PRODUCER)),
+            Label::Consumer { .. } => Some(Preamble::new(MAGIC_CONSUMER)),
+            Label::Receiver { .. } => Some(Preamble::new(MAGIC_RECEIVER)),
+            Label::Broadcast { .. } => Some(broadcast_preamble(MAGIC_BROADCAST)),
+            Label::Cursor { .. } => Some(broadcast_preamble(MAGIC_CURSOR)),
             Label::Data { .. } => None,
         }
     }
@@ -155,8 +163,8 @@ impl Link {
             let reason = "its process has opened another file meanwhile".to_owned();
             return Err(NotOpened { reason, is_of_file: false });
         }
-        if let Some(magic) = self.label.magic() {
-            page::check(&file, magic).map_err(failed)?;
+        if let Some(preamble) = self.label.preamble() {
+            page::check(&file, preamble).map_err(failed)?;
         }
         Ok(file)
     }
@@ -184,6 +192,7 @@ impl Memfds {
         self.open_new(&holders, links, found);
         self.refused.retain(|inode, _| holders.by_inode.contains_key(inode));
         self.add_channels(&holders, found);
+        self.add_broadcasts(&holders, found);
         add_listeners(&holders, mounts, found);
     }
 
@@ -341,6 +350,7 @@ impl Memfds {
             let data = match memfd.label {
                 Label::Producer { data } | Label::Consumer { data, .. } => self.first_data(data),
                 Label::Data { .. } => self.first_data(*inode),
+                Label::Broadcast { .. } | Label::Cursor { .. } => continue,
                 Label::Receiver { kind } => {
                     // Until a lane says more: a receiver without senders has its page alone.
                     let holder = holders.of(*inode).next().cloned();
@@ -396,6 +406,50 @@ impl Memfds {
         }
         found.channels.extend(channels.into_values());
     }
+
+    /// Adds a channel for each subscriber of a broadcast: the publisher has its page, and those of all cursors, open.
+    fn add_broadcasts(&self, holders: &Holders, found: &mut Found) {
+        let publishers = self.open.iter().filter_map(|(inode, memfd)| match memfd.label {
+            Label::Broadcast { data } => Some((data, (*inode, memfd))),
+            _ => None,
+        });
+        let publishers: BTreeMap<u64, (u64, &Memfd)> = publishers.collect();
+        for (of_cursor, cursor) in &self.open {
+            let Label::Cursor { data } = cursor.label else { continue };
+            let Some((of_publisher, publisher)) = publishers.get(&data) else { continue };
+            let pids = |inode| holders.by_inode.get(inode).into_iter().flatten();
+            // Any user may choose a name: a process must have both.
+            if !pids(of_cursor).any(|pid| pids(of_publisher).any(|other| other == pid)) {
+                continue;
+            }
+            let files = Files {
+                producer: publisher.file.clone(),
+                consumer: cursor.file.clone(),
+                data: None,
+                reader: ReaderOf::Subscriber,
+            };
+            let reading = match files.read() {
+                Ok(reading) => reading,
+                Err(error) => {
+                    let what = format!("a subscriber of {}", publisher.name);
+                    found.unreadable.push(Unreadable { what, reason: error.to_string() });
+                    continue;
+                }
+            };
+            let side = |inode: u64, pid, is_closed, made| holders.side([inode, inode], pid, is_closed, made);
+            let sender = side(*of_publisher, reading.sender_pid, reading.is_sender_closed, publisher.made);
+            let receiver = side(*of_cursor, reading.receiver_pid, reading.is_receiver_closed, cursor.made);
+            let lane = Lane { number: 0, sender, reading, made: cursor.made, files: Arc::new(files) };
+            found.channels.push(Channel {
+                name: publisher.name.clone(),
+                kind: Kind::Broadcast,
+                receiver,
+                lanes: vec![lane],
+                made: cursor.made,
+                note: None,
+            });
+        }
+    }
 }
 
 /// What one process has of a lane. The page of a predecessor may be open a moment longer: the last one made counts.
@@ -412,7 +466,7 @@ impl<'a> Parts<'a> {
             Label::Producer { .. } => &mut self.producer,
             Label::Consumer { .. } => &mut self.consumer,
             Label::Data { .. } => &mut self.data,
-            Label::Receiver { .. } => return,
+            Label::Receiver { .. } | Label::Broadcast { .. } | Label::Cursor { .. } => return,
         };
         if part.is_none_or(|(_, other)| other.made <= memfd.made) {
             *part = Some((inode, memfd));

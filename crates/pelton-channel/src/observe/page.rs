@@ -3,7 +3,7 @@
 //! lane, and nothing else.
 
 use crate::counters::Counters;
-use pelton_lane::{CAPACITY_MAX, Position, State, record_bytes};
+use pelton_lane::{CAPACITY_MAX, Position, Preamble, State, record_bytes};
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt as _;
@@ -47,6 +47,8 @@ pub struct Reading {
     pub is_receiver_closed: bool,
     /// Whether the sender waits for free space.
     pub is_sender_waiting: bool,
+    /// Messages that a subscriber missed, or skipped, as it says.
+    pub missed: u64,
 }
 
 /// A place in a lane's data, and the number of the record there.
@@ -84,6 +86,30 @@ impl Page {
     fn position(&self, offset: usize) -> Position {
         Position::unpack(self.u64(offset))
     }
+
+    /// The counters of a sender's page.
+    fn sent(&self) -> Counters {
+        Counters {
+            messages: self.u64(152),
+            bytes: self.u64(160),
+            waits: self.u64(168),
+            sleeps: self.u64(176),
+            wakes_sent: self.u64(184),
+            depth_max: self.u64(192),
+        }
+    }
+
+    /// The counters of a receiver's page, or a subscriber's.
+    fn received(&self) -> Counters {
+        Counters {
+            messages: self.u64(136),
+            bytes: self.u64(144),
+            waits: self.u64(152),
+            sleeps: self.u64(160),
+            wakes_sent: self.u64(168),
+            depth_max: 0,
+        }
+    }
 }
 
 /// Reads the pages of a lane. The offsets are those of spec/layout.md, as pelton-lane asserts them.
@@ -99,22 +125,7 @@ pub(super) fn read(producer: &File, consumer: &File) -> io::Result<Reading> {
     // No more records fit than headers. A head that passed the tail in between makes none.
     let is_behind = tail.seq.wrapping_sub(head.seq) as i32 > 0;
     let waiting_messages = if is_behind { tail.since(head).min(capacity / 8) } else { 0 };
-    let sent = Counters {
-        messages: producer.u64(152),
-        bytes: producer.u64(160),
-        waits: producer.u64(168),
-        sleeps: producer.u64(176),
-        wakes_sent: producer.u64(184),
-        depth_max: producer.u64(192),
-    };
-    let mut received = Counters {
-        messages: consumer.u64(136),
-        bytes: consumer.u64(144),
-        waits: consumer.u64(152),
-        sleeps: consumer.u64(160),
-        wakes_sent: consumer.u64(168),
-        depth_max: 0,
-    };
+    let (sent, mut received) = (producer.sent(), consumer.received());
     // The receiver stores its counters when it finds the lane empty; the positions are always up to date.
     let is_exact = sent.messages.wrapping_sub(received.messages) == waiting_messages;
     let mean = sent.bytes.checked_div(sent.messages).unwrap_or(0);
@@ -151,14 +162,45 @@ pub(super) fn read(producer: &File, consumer: &File) -> io::Result<Reading> {
         is_sender_closed: producer.u32(384) == State::Closed as u32,
         is_receiver_closed: consumer.u32(256) == State::Closed as u32,
         is_sender_waiting: producer.u64(256) & ARMED != 0,
+        missed: 0,
     })
 }
 
-/// Whether the file begins as a page with this magic number does, of this version's layout.
-pub(super) fn check(file: &File, magic: u64) -> io::Result<()> {
+/// Reads the pages of a publisher and of one of its subscribers. The offsets are those of spec/broadcast.md.
+pub(super) fn read_broadcast(publisher: &File, cursor: &File) -> io::Result<Reading> {
+    // The count before the cursor, which can only grow in between.
+    let (publisher, cursor) = (Page::read(publisher)?, Page::read(cursor)?);
+    let capacity = publisher.u64(64).min(CAPACITY_MAX);
+    let (sent, number) = (publisher.sent(), cursor.u64(128));
+    // Messages count from 1; 0: the subscriber is joining.
+    let behind = if number == 0 { 0 } else { sent.messages.saturating_add(1).saturating_sub(number) };
+    let waiting_messages = behind.min(capacity / 8);
+    let mean = sent.bytes.checked_div(sent.messages).unwrap_or(0).min(capacity);
+    Ok(Reading {
+        capacity,
+        message_bytes_max: publisher.u64(72).min(capacity),
+        tail: publisher.position(128).into(),
+        head: Place::default(),
+        waiting_messages,
+        waiting_bytes: record_bytes(mean).saturating_mul(waiting_messages).min(capacity),
+        sent,
+        received: cursor.received(),
+        sender_pid: publisher.u32(388),
+        receiver_pid: cursor.u32(260),
+        sender_generation: publisher.u64(144),
+        receiver_generation: 1,
+        is_sender_closed: publisher.u32(384) == State::Closed as u32,
+        is_receiver_closed: cursor.u32(256) == State::Closed as u32,
+        is_sender_waiting: publisher.u64(256) & ARMED != 0 && publisher.u64(264) > number,
+        missed: cursor.u64(176),
+    })
+}
+
+/// Whether the file begins as a page with this preamble does.
+pub(super) fn check(file: &File, wanted: Preamble) -> io::Result<()> {
     let page = Page::read(file)?;
-    if page.u64(0) == magic && (page.u32(8), page.u64(16)) == (pelton_lane::WIRE_VERSION, pelton_lane::LAYOUT_SIGNATURE)
-    {
+    let Preamble { magic, wire_version, layout_signature, .. } = wanted;
+    if (page.u64(0), page.u32(8), page.u64(16)) == (magic, wire_version, layout_signature) {
         return Ok(());
     }
     let text = format!(
@@ -167,8 +209,8 @@ pub(super) fn check(file: &File, magic: u64) -> io::Result<()> {
         page.u32(8),
         page.u64(16),
         magic.to_le_bytes().escape_ascii(),
-        pelton_lane::WIRE_VERSION,
-        pelton_lane::LAYOUT_SIGNATURE
+        wire_version,
+        layout_signature
     );
     Err(io::Error::new(ErrorKind::InvalidData, text))
 }

@@ -3,34 +3,19 @@
 //! The channels are found and read at each scrape, and nothing runs in between. A series has the channel's name and
 //! kind as labels, never a process or a lane, so their number is bounded: `--channels-max`.
 
-mod http;
-
 use crate::{
     failure::Failure,
     notify::{self, notify},
     observed::{Where, name_of},
+    openmetrics::{self, Format, Metric, MetricSource, Number, Sample, http},
     output::{json, print},
     signals::Signals,
 };
-use clap::{Args, ValueEnum};
+use clap::Args;
 use pelton::observe::{Channel, FileIds, Observer, Reading, State};
-use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text},
-    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
-    registry::{Registry, Unit},
-};
-use serde::Serialize;
+use prometheus_client::registry::Unit;
 use serde_json::{Value, json};
-use std::{
-    collections::BTreeMap,
-    io::ErrorKind,
-    net::{SocketAddr, TcpListener},
-    time::Instant,
-};
-
-/// Begins each name.
-const PREFIX: &str = "pelton";
+use std::{collections::BTreeMap, net::SocketAddr, time::Instant};
 
 /// Options of `pelton metrics`.
 #[derive(Args)]
@@ -54,15 +39,6 @@ pub struct MetricsArgs {
     json: bool,
 }
 
-/// A text format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// OpenMetrics 1.0
-    Openmetrics,
-    /// The text format of Prometheus 0.0.4, for files of node_exporter's textfile collector
-    Text,
-}
-
 /// Runs `pelton metrics`.
 pub fn run(args: &MetricsArgs) -> Result<(), Failure> {
     let mut exporter = Exporter { observer: args.place.observer()?, totals: BTreeMap::new(), most: args.channels_max };
@@ -74,18 +50,13 @@ pub fn run(args: &MetricsArgs) -> Result<(), Failure> {
         return print(exporter.scrape(args.format));
     };
     let signals = Signals::install()?;
-    let listener = TcpListener::bind(address).map_err(|error| match error.kind() {
-        ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable | ErrorKind::PermissionDenied => {
-            Failure::Refused(format!("--listen {address}: {error}: choose another address or port"))
-        }
-        _ => Failure::system(format!("listening at {address}"), error),
-    })?;
+    let listener = http::listen("--listen", address)?;
     // The port too, if it was 0.
     let address = listener.local_addr().map_err(|error| Failure::system("the listening socket", error))?;
     let url = format!("http://{address}/metrics");
     print(if args.json { json(&json!({ "url": url })) } else { url + "\n" })?;
     notify(notify::READY);
-    http::serve(&listener, &signals, |format| exporter.scrape(format))
+    http::serve(&listener, &signals, |path, format| (path == "/metrics").then(|| ("200 OK", exporter.scrape(format))))
 }
 
 /// The value of the label `side`, if there are two; and the count.
@@ -202,15 +173,7 @@ struct Exporter {
 
 impl Exporter {
     fn scrape(&mut self, format: Format) -> String {
-        let snapshot = self.snapshot();
-        let mut registry = Registry::with_prefix(PREFIX);
-        registry.register_collector(Box::new(snapshot));
-        let mut text = String::new();
-        text::encode(&mut text, &registry).expect("a String takes any text");
-        match format {
-            Format::Openmetrics => text,
-            Format::Text => as_prometheus(&text),
-        }
+        openmetrics::text(self.snapshot(), format)
     }
 
     fn snapshot(&mut self) -> Snapshot {
@@ -286,58 +249,7 @@ impl Series {
     }
 }
 
-/// A number of a sample. Whole ones are printed without a point.
-#[derive(Clone, Copy, Debug, Serialize)]
-#[serde(untagged)]
-enum Number {
-    Whole(u64),
-    Real(f64),
-}
-
-impl Number {
-    fn encode(self, is_counter: bool, encoder: MetricEncoder<'_>) -> std::fmt::Result {
-        match self {
-            Number::Whole(count) if is_counter => ConstCounter::new(count).encode(encoder),
-            Number::Whole(count) => ConstGauge::new(count).encode(encoder),
-            Number::Real(number) => ConstGauge::new(number).encode(encoder),
-        }
-    }
-}
-
-/// One number of a metric, with its labels.
-struct Sample<'a> {
-    labels: Vec<(&'static str, &'a str)>,
-    value: Number,
-}
-
-/// One metric, and its samples.
-struct Metric<'a> {
-    name: &'static str,
-    help: &'static str,
-    unit: Option<Unit>,
-    is_counter: bool,
-    samples: Vec<Sample<'a>>,
-}
-
-impl Metric<'_> {
-    /// The name of its samples, with prefix and unit.
-    fn full_name(&self) -> String {
-        let unit = self.unit.as_ref().map(|unit| format!("_{}", unit.as_str())).unwrap_or_default();
-        format!("{PREFIX}_{}{unit}{}", self.name, if self.is_counter { "_total" } else { "" })
-    }
-
-    fn object(&self) -> Value {
-        let samples = self.samples.iter().map(|Sample { labels, value }| {
-            let labels: BTreeMap<_, _> = labels.iter().copied().collect();
-            json!({ "labels": labels, "value": value })
-        });
-        let samples: Vec<Value> = samples.collect();
-        let kind = if self.is_counter { "counter" } else { "gauge" };
-        json!({ "name": self.full_name(), "type": kind, "help": self.help, "samples": samples })
-    }
-}
-
-impl Snapshot {
+impl MetricSource for Snapshot {
     fn metrics(&self) -> Vec<Metric<'_>> {
         let states = self.states.iter().map(|(state, count)| {
             let labels = vec![("state", *state)];
@@ -388,40 +300,6 @@ impl Snapshot {
     }
 }
 
-impl Collector for Snapshot {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> std::fmt::Result {
-        for Metric { name, help, unit, is_counter, samples } in self.metrics() {
-            let kind = if is_counter { MetricType::Counter } else { MetricType::Gauge };
-            let mut metric = encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
-            match &samples[..] {
-                [Sample { labels, value }] if labels.is_empty() => value.encode(is_counter, metric)?,
-                samples => samples
-                    .iter()
-                    .try_for_each(|Sample { labels, value }| value.encode(is_counter, metric.encode_family(labels)?))?,
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The older format of Prometheus: there a counter's description has the name of its samples, and units and an end mark
-/// are comments without a meaning.
-fn as_prometheus(text: &str) -> String {
-    let is_counter = |name: &str| text.contains(&format!("# TYPE {name} counter\n"));
-    let mut lines = String::with_capacity(text.len());
-    for line in text.lines() {
-        let words: Vec<&str> = line.splitn(4, ' ').collect();
-        match words[..] {
-            ["#", word @ ("HELP" | "TYPE"), name, rest] if is_counter(name) => {
-                lines += &format!("# {word} {name}_total {rest}\n");
-            }
-            ["#", "UNIT", ..] | ["#", "EOF"] => {}
-            _ => lines += &format!("{line}\n"),
-        }
-    }
-    lines
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -457,13 +335,5 @@ mod tests {
         // An estimate that was too large is not counted twice.
         assert_eq!(add(&[(1, 4)]), 18);
         assert_eq!(add(&[(1, 7)]), 19);
-    }
-
-    #[test]
-    fn the_older_format_names_counters_by_their_samples() {
-        let text =
-            "# HELP a Bytes.\n# TYPE a counter\n# UNIT a bytes\na_total 1\n# HELP b B.\n# TYPE b gauge\nb 2\n# EOF\n";
-        let older = "# HELP a_total Bytes.\n# TYPE a_total counter\na_total 1\n# HELP b B.\n# TYPE b gauge\nb 2\n";
-        assert_eq!(as_prometheus(text), older);
     }
 }

@@ -119,7 +119,7 @@ pub fn send_all(
         }
     }
     if args.channel.json {
-        let end = Ending { ended, result: &result, unreleased, seconds, lateness_ns };
+        let end = Ending { ended, result: &result, unreleased, seconds, lateness_ns, missed: None };
         let report = args.channel.report(command, &traffic, end, counters);
         // A failed write has no other consequence.
         let _ = std::io::stdout().write_all(report.as_bytes());

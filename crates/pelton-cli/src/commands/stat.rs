@@ -9,7 +9,7 @@ use crate::{
     output::{json, print},
 };
 use clap::Args;
-use pelton::observe::{Activity, Channel, Lane, Reading, Side};
+use pelton::observe::{Activity, Channel, Kind, Lane, Reading, Side};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -159,6 +159,9 @@ fn text(channel: &Channel, rates: &Rates<'_>) -> String {
             per_second(|reading| reading.received.messages),
             short_bytes(rates.of(lane, |reading| reading.received.bytes) as u64)
         );
+        if channel.kind == Kind::Broadcast {
+            text += &format!("  missed    {}\n", counted(lane.reading.missed, "message"));
+        }
         text += &match rates.delay(lane) {
             Some((delay, least)) if delay < least => format!("  delay     below {}\n", short_delay(least)),
             Some((delay, _)) => format!("  delay     {} on average\n", short_delay(delay)),

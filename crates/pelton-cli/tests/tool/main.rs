@@ -11,6 +11,7 @@ mod metrics;
 mod observed;
 mod path;
 mod ping;
+mod pub_sub;
 mod record;
 mod refused;
 mod roles;

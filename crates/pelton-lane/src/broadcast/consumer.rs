@@ -3,18 +3,18 @@
 use super::pages::{BroadcastPage, CURSORS_MAX, CursorPage, NUMBER_MAX, Policy, seq_of};
 use super::producer::{BroadcastMemory, Joined};
 use crate::consumer::{Record, record_at};
-use crate::edges::{CLOSE, KEEP, PUBLISH, RELEASE, failpoint};
+use crate::edges::{CLOSE, LAST, PUBLISH, RELEASE, failpoint};
 use crate::error::LaneError;
-use crate::layout::{Position, State, record_bytes, seq_after};
+use crate::layout::{LastRing, Position, State, record_bytes, seq_after};
 use crate::memory::{Data, field};
 use crate::sleep::{PeerState, Sleeper, Wake, Waker};
 use alloc::vec::Vec;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// How often a consumer that was passed loads the oldest number and its place, until they belong together. A guess: far
-/// more than the two stores of a running producer take.
-const REJOIN_TRIES: u32 = if cfg!(loom) { 3 } else { 10_000 };
+/// How often a consumer loads the oldest number and its place again because the producer has changed them meanwhile. A
+/// guess: twice in a row is rare. Without a bound, a hostile producer could keep it here.
+const KEPT_TRIES: u32 = 10_000;
 
 /// How often a consumer of the newest message copies again because a newer one has come and needed its space. A guess:
 /// once is rare. Without a bound, a hostile producer could keep it here.
@@ -38,6 +38,7 @@ pub struct BroadcastConsumer {
     data: Data,
     policy: Policy,
     slot: u32,
+    join: u64,
     /// The place of the next message, unless the policy is *latest*, and its number.
     cursor: u64,
     seq: u32,
@@ -61,7 +62,8 @@ impl BroadcastConsumer {
     /// [`crate::Sleeper::of_receiver`].
     ///
     /// # Errors
-    /// [`LaneError::Corrupt`] if the place lies outside the data, or the slot does not exist.
+    /// [`LaneError::Corrupt`] if the place lies outside the data, the slot does not exist, or more messages are to be
+    /// passed over than a lane can have.
     ///
     /// # Safety
     /// `memory` and `page` stay mapped, the page writable, as long as this and its sleeper live. Nothing else writes
@@ -74,11 +76,15 @@ impl BroadcastConsumer {
         message_bytes_max: u64,
         can_barrier: bool,
     ) -> Result<BroadcastConsumer, LaneError> {
-        let Joined { slot, number, place, skip } = joined;
+        let Joined { slot, join, number, place, skip } = joined;
         place.check("place of the first message", memory.data.capacity())?;
         let is_number = number > 0 && number <= NUMBER_MAX && place.seq == seq_of(number);
         if slot as usize >= CURSORS_MAX || !is_number {
             return Err(LaneError::Corrupt { what: "slot or number", found: slot.into(), wanted: place.seq.into() });
+        }
+        if skip > memory.data.capacity() / 8 {
+            let wanted = memory.data.capacity() / 8;
+            return Err(LaneError::Corrupt { what: "messages to pass over", found: skip, wanted });
         }
         let consumer = BroadcastConsumer {
             page,
@@ -86,6 +92,7 @@ impl BroadcastConsumer {
             data: memory.data,
             policy,
             slot,
+            join,
             cursor: place.offset,
             seq: place.seq,
             number,
@@ -228,9 +235,8 @@ impl BroadcastConsumer {
             // Before the copy counts, and before *empty* and *corrupt* do: all may come from later messages.
             if self.producer().kept_after_reading() > self.number {
                 match self.rejoin()? {
-                    Some(0) => continue,
-                    Some(missed) => return Ok(Some(Copied::Missed(missed))),
-                    None => return Ok(None),
+                    0 => continue,
+                    missed => return Ok(Some(Copied::Missed(missed))),
                 }
             }
             let Some((record, _)) = found? else {
@@ -247,33 +253,35 @@ impl BroadcastConsumer {
     }
 
     /// The producer has passed this consumer: continues with the oldest message that the lane still has. Returns how
-    /// many messages it missed. `None`: the producer has died, or stopped, while it stored that message's number.
+    /// many messages it missed.
     #[cold]
     #[inline(never)]
-    fn rejoin(&mut self) -> Result<Option<u64>, LaneError> {
-        // A running producer is between the two stores for some nanoseconds only.
-        for _ in 0..REJOIN_TRIES {
-            let Some((kept, place)) = self.producer().kept_and_place(self.data.capacity())? else {
-                #[cfg(loom)]
-                loom::thread::yield_now();
-                #[cfg(not(loom))]
-                core::hint::spin_loop();
-                continue;
-            };
-            // `kept` only grows.
-            if kept <= self.number {
-                return Err(LaneError::Corrupt { what: "kept", found: kept, wanted: self.number });
-            }
-            let passed = kept - self.number;
-            // It did not want those that it would have passed over.
-            let missed = passed.saturating_sub(self.skip);
-            self.skip = self.skip.saturating_sub(passed);
-            (self.cursor, self.seq, self.number) = (place.offset, place.seq, kept);
-            self.missed += missed;
-            self.store_counters();
-            return Ok(Some(missed));
+    fn rejoin(&mut self) -> Result<u64, LaneError> {
+        let (kept, place) = self.kept_and_place()?;
+        // `kept` only grows.
+        if kept <= self.number {
+            return Err(LaneError::Corrupt { what: "kept", found: kept, wanted: self.number });
         }
-        Ok(None)
+        let passed = kept - self.number;
+        // It did not want those that it would have passed over.
+        let missed = passed.saturating_sub(self.skip);
+        self.skip = self.skip.saturating_sub(passed);
+        (self.cursor, self.seq, self.number) = (place.offset, place.seq, kept);
+        self.missed += missed;
+        self.store_counters();
+        Ok(missed)
+    }
+
+    /// The oldest message that the lane still has, and its place: also of a producer that has stopped, or died, while
+    /// it stored them.
+    fn kept_and_place(&self) -> Result<(u64, Position), LaneError> {
+        for _ in 0..KEPT_TRIES {
+            if let Some(found) = self.producer().kept_and_place(self.data.capacity())? {
+                return Ok(found);
+            }
+        }
+        let kept = self.producer().kept();
+        Err(LaneError::Corrupt { what: "kept, which changes at each load", found: kept, wanted: self.number })
     }
 
     fn copy_latest(&mut self, buffer: &mut Vec<u8>) -> Result<Option<Copied>, LaneError> {
@@ -281,18 +289,18 @@ impl BroadcastConsumer {
         let mut tries = 0;
         loop {
             tries += 1;
-            let word = self.producer().last.load(KEEP.load()); // [keep]
+            let word = self.producer().last.load(LAST.load()); // [last]
             // 0: no message since the first consumer of this policy joined, and none before that was still there.
             if word == 0 {
                 return Ok(None);
             }
             let last = Position::unpack(word);
             last.check("last", capacity)?;
-            let kept = self.producer().kept_and_place(capacity)?;
+            let (kept, place) = self.kept_and_place()?;
             // `kept` is at most the number after the newest. A distance that no lane has is -1: the producer needed
             // that message's space.
-            let ahead = kept.map(|(number, place)| (number, last.since(place)));
-            if let Some((kept, ahead)) = ahead.filter(|(_, ahead)| *ahead <= capacity / 8) {
+            let ahead = last.since(place);
+            if ahead <= capacity / 8 {
                 let number = kept + ahead;
                 if number < self.number {
                     return Ok(None);
@@ -314,7 +322,7 @@ impl BroadcastConsumer {
                 }
             }
             // A message that was overwritten is followed by another one, which `last` may show already.
-            let is_newest = kept.is_some() && self.producer().last.load(Relaxed) == word;
+            let is_newest = self.producer().last.load(Relaxed) == word;
             if is_newest || tries == LATEST_TRIES {
                 return Ok(None);
             }
@@ -389,6 +397,31 @@ impl BroadcastConsumer {
         page.sleeps.store(page.sleeps.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
+    /// Notes a ring in the page, for the producer's next wait.
+    pub fn note_ring(&self, processor: Option<u32>, at_ns: u64) {
+        self.page().last_ring.note(processor, at_ns);
+    }
+
+    /// Notes the processor of this thread, if known, without a ring.
+    pub fn note_processor(&self, processor: Option<u32>) {
+        self.page().last_ring.note_processor(processor);
+    }
+
+    /// Messages that it missed; for *latest*, that it skipped.
+    pub fn missed(&self) -> u64 {
+        self.missed
+    }
+
+    /// The producer's last ring.
+    pub fn producer_last_ring(&self) -> LastRing {
+        self.producer().producer.last_ring()
+    }
+
+    /// The lane's capacity.
+    pub fn capacity(&self) -> u64 {
+        self.data.capacity()
+    }
+
     /// The number of the next message, or for *latest* the number after the newest one received.
     pub fn number(&self) -> u64 {
         self.number
@@ -397,6 +430,11 @@ impl BroadcastConsumer {
     /// Its slot.
     pub fn slot(&self) -> u32 {
         self.slot
+    }
+
+    /// As [`Joined::join`].
+    pub fn join(&self) -> u64 {
+        self.join
     }
 
     /// Its policy.

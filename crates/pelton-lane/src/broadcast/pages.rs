@@ -2,7 +2,7 @@
 
 use crate::edges::{AtomicU32, AtomicU64, KEEP, RELEASE, failpoint, fence_after_reading, fence_before_overwriting};
 use crate::error::LaneError;
-use crate::layout::{LAYOUT_SIGNATURE, Position, Preamble, ProducerPage, RingNote, State, fnv1a};
+use crate::layout::{LAYOUT_SIGNATURE, LastRing, Position, Preamble, ProducerPage, RingNote, State, fnv1a};
 use core::sync::atomic::Ordering::Relaxed;
 
 /// First word of a broadcast producer's segment: "pelton-B" in memory order.
@@ -35,7 +35,8 @@ pub const fn seq_of(number: u64) -> u32 {
     (1 + number.wrapping_sub(1) % 0xffff_ffff) as u32
 }
 
-fn preamble(magic: u64) -> Preamble {
+/// The preamble of a broadcast lane's segment of this magic.
+pub fn broadcast_preamble(magic: u64) -> Preamble {
     Preamble { layout_signature: BROADCAST_SIGNATURE, ..Preamble::new(magic) }
 }
 
@@ -175,6 +176,25 @@ impl Policy {
         }
     }
 
+    /// How long the consumer may hold the producer up, in nanoseconds; `u64::MAX`: without a limit.
+    pub fn holds_ns(self) -> u64 {
+        match self {
+            Policy::Gate => u64::MAX,
+            Policy::Lag { .. } | Policy::Latest => 0,
+            Policy::GateUntil { lag_after_ns, .. } => lag_after_ns,
+        }
+    }
+
+    /// The policy in a lane of this capacity, whose half is the most slack.
+    pub(super) fn within(self, capacity: u64) -> Policy {
+        let most = capacity / 2;
+        match self {
+            Policy::Lag { slack } => Policy::Lag { slack: slack.min(most) },
+            Policy::GateUntil { slack, lag_after_ns } => Policy::GateUntil { slack: slack.min(most), lag_after_ns },
+            policy => policy,
+        }
+    }
+
     /// Whether the consumer may read in place: the producer never passes it.
     pub fn reads_in_place(self) -> bool {
         self == Policy::Gate
@@ -185,7 +205,7 @@ impl BroadcastPage {
     /// A new page, not yet shared: see [`ProducerPage::new`].
     pub fn new(capacity: u64, message_bytes_max: u64, generation: u64, pid: u32) -> BroadcastPage {
         let mut producer = ProducerPage::new(capacity, message_bytes_max, generation, pid);
-        producer.preamble = preamble(MAGIC_BROADCAST);
+        producer.preamble = broadcast_preamble(MAGIC_BROADCAST);
         producer.cursors = CURSORS_MAX as u32;
         BroadcastPage {
             producer,
@@ -217,21 +237,26 @@ impl BroadcastPage {
         self.kept.load(Relaxed)
     }
 
-    /// `kept` and its place; `None` while the producer changes them.
+    /// A message below which the producer has given up, with its place: `kept`, or the next one, which the producer is
+    /// about to store. `None`: it has changed `kept` meanwhile.
     ///
     /// # Errors
     /// [`LaneError::Corrupt`] if the place lies outside data of this `capacity`, or the number is too large.
     pub(super) fn kept_and_place(&self, capacity: u64) -> Result<Option<(u64, Position)>, LaneError> {
-        let number = self.kept.load(KEEP.load()); // [keep]
-        let place = Position::unpack(self.kept_place.load(KEEP.load()));
-        if place.seq != seq_of(number) || self.kept.load(Relaxed) != number {
+        let kept = self.kept.load(KEEP.load()); // [keep]
+        let place = Position::unpack(self.kept_place.load(KEEP.load())); // [keep]
+        // The producer stores a place before its number, so the place is this number's or the next one's to be stored,
+        // and valid in both cases: the producer writes nothing at or after `kept`.
+        if self.kept.load(Relaxed) != kept {
             return Ok(None);
         }
-        if number > NUMBER_MAX {
-            return Err(LaneError::Corrupt { what: "kept", found: number, wanted: NUMBER_MAX });
-        }
         place.check("place of the oldest message", capacity)?;
-        Ok(Some((number, place)))
+        let ahead = place.since(Position { offset: 0, seq: seq_of(kept) });
+        // A lane has no more messages than that.
+        if kept == 0 || kept > NUMBER_MAX || ahead > capacity / 8 {
+            return Err(LaneError::Corrupt { what: "kept", found: kept, wanted: place.seq.into() });
+        }
+        Ok(Some((kept + ahead, place)))
     }
 
     /// The number of the oldest message that the producer has not given up, unchecked.
@@ -245,7 +270,7 @@ impl CursorPage {
     pub fn new(policy: Policy, pid: u32) -> CursorPage {
         let (policy, slack, lag_after_ns) = policy.words();
         CursorPage {
-            preamble: preamble(MAGIC_CURSOR),
+            preamble: broadcast_preamble(MAGIC_CURSOR),
             _zero0: [0; 40],
             policy: AtomicU32::new(policy),
             _zero1: [0; 4],
@@ -296,14 +321,39 @@ impl CursorPage {
         self.pid.load(Relaxed)
     }
 
+    /// Its last ring.
+    pub fn last_ring(&self) -> LastRing {
+        self.last_ring.load()
+    }
+
     /// Messages that it missed (a statistic).
     pub fn missed(&self) -> u64 {
         self.missed.load(Relaxed)
     }
 
-    /// Messages that it received (a statistic).
+    /// Messages that it received (a statistic, as are the next four).
     pub fn messages(&self) -> u64 {
         self.messages.load(Relaxed)
+    }
+
+    /// Payload bytes that it received.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    /// Receives that found no message and waited.
+    pub fn waits(&self) -> u64 {
+        self.waits.load(Relaxed)
+    }
+
+    /// Times that it went to sleep.
+    pub fn sleeps(&self) -> u64 {
+        self.sleeps.load(Relaxed)
+    }
+
+    /// Times that it rang the producer.
+    pub fn wakes_sent(&self) -> u64 {
+        self.wakes_sent.load(Relaxed)
     }
 
     /// Whether the consumer has closed.

@@ -1,9 +1,9 @@
 //! The producer's side of a broadcast lane: which messages it keeps, for whom, and whom it rings.
 
 use super::pages::{BroadcastPage, CURSORS_MAX, CursorPage, Policy, seq_of};
-use crate::edges::{AtomicU64, FENCED, KEEP, failpoint, full_fence, light_barrier};
+use crate::edges::{AtomicU64, FENCED, LAST, failpoint, full_fence, light_barrier};
 use crate::error::LaneError;
-use crate::layout::{ConsumerPage, Position, ReceiverPage, WINDOW};
+use crate::layout::{ConsumerPage, Position, ProducerPage, ReceiverPage, WINDOW};
 use crate::memory::{Data, Memory, field};
 use crate::producer::{Producer, ReservedSpace};
 use crate::sleep::{ARMED, CLOSED, FLAGS, UNBARRIERED};
@@ -42,6 +42,8 @@ pub enum StartFrom {
 pub struct Joined {
     /// Which of the lane's consumers it is. The producer names it in the mask of consumers to ring.
     pub slot: u32,
+    /// Names this consumer to its producer for good. A slot is given again, this number never.
+    pub join: u64,
     /// A message number, and its place.
     pub number: u64,
     /// Where that message is, or will be.
@@ -55,6 +57,8 @@ pub struct Joined {
 pub struct Holder {
     /// Its slot.
     pub slot: u32,
+    /// As [`Joined::join`].
+    pub join: u64,
     /// Its cursor, as last loaded.
     pub number: u64,
 }
@@ -72,12 +76,14 @@ pub enum CursorLoss {
 #[derive(Debug)]
 struct Slot {
     slot: u32,
+    join: u64,
     page: NonNull<CursorPage>,
     policy: Policy,
     /// Its cursor as last loaded and checked.
     seen: u64,
-    /// It has held the producer up for too long, and lags until it has caught up.
-    lags: bool,
+    /// It has held the producer up for too long when this was the next message, and lags until it has got there and
+    /// has caught up; 0: it does not lag.
+    lags_to: u64,
     /// The epoch in which it was rung.
     rung_epoch: u64,
     lost: Option<CursorLoss>,
@@ -93,7 +99,7 @@ impl Slot {
         self.lost.is_none()
             && match self.policy {
                 Policy::Gate => true,
-                Policy::GateUntil { .. } => !self.lags,
+                Policy::GateUntil { .. } => self.lags_to == 0,
                 Policy::Lag { .. } | Policy::Latest => false,
             }
     }
@@ -129,6 +135,8 @@ pub struct BroadcastProducer {
     /// The sleep words of the consumers, in the order of `slots`.
     sleep_words: Vec<NonNull<AtomicU64>>,
     slots: Vec<Slot>,
+    /// Consumers that have joined so far.
+    joins: u64,
     /// A full fence follows each publication: this process is not registered for `membarrier`, or a consumer asks for
     /// it. For good, because a consumer may rely on it.
     fences: bool,
@@ -186,6 +194,7 @@ impl BroadcastProducer {
             newest: 0,
             sleep_words: Vec::new(),
             slots: Vec::new(),
+            joins: 0,
             fences: !can_barrier,
             racing: 0,
             latest: 0,
@@ -212,18 +221,18 @@ impl BroadcastProducer {
     }
 
     /// Lets a consumer join, whose page its side has just created. `None`: the lane has [`CURSORS_MAX`] consumers.
+    /// `policy` is the page's, as the caller has loaded and accepted it: the page is not asked again. More slack than
+    /// half the capacity counts as that, so that a consumer that lags has to catch up.
     /// Abort a reservation that is written in place before: the consumer may read that space.
     ///
-    /// # Errors
-    /// [`LaneError::Corrupt`] if the page has no policy.
-    ///
     /// # Safety
-    /// `page` stays mapped until [`BroadcastProducer::remove`] of the slot, or as long as this lives.
-    pub unsafe fn join(&mut self, page: NonNull<CursorPage>, from: StartFrom) -> Result<Option<Joined>, LaneError> {
-        // SAFETY: the caller guarantees that the page is mapped.
-        let policy = unsafe { page.as_ref() }.policy()?;
+    /// `page` stays mapped until [`BroadcastProducer::remove`] of this join, or as long as this lives.
+    pub unsafe fn join(&mut self, page: NonNull<CursorPage>, policy: Policy, from: StartFrom) -> Option<Joined> {
+        let policy = policy.within(self.inner.capacity());
         let taken = |slot| self.slots.iter().any(|other| other.slot == slot);
-        let Some(slot) = (0..CURSORS_MAX as u32).find(|slot| !taken(*slot)) else { return Ok(None) };
+        let slot = (0..CURSORS_MAX as u32).find(|slot| !taken(*slot))?;
+        self.joins += 1;
+        let join = self.joins;
         let oldest = self.waypoints[0];
         let (number, place, skip) = match from {
             StartFrom::Now => (self.number, self.inner.tail(), 0),
@@ -237,21 +246,22 @@ impl BroadcastProducer {
         self.racing += u32::from(!policy.reads_in_place());
         if policy == Policy::Latest {
             self.latest += 1;
-            // A consumer that does not join from now finds the newest message, if the lane still has it.
-            if self.kept < self.number {
-                self.store_last();
-            }
+            // A consumer that does not join from now finds the newest message, if the lane still has it. Otherwise it
+            // must not find an older one, whose seq may have come round.
+            self.store_last(if self.kept < self.number { self.newest } else { 0 });
         }
-        self.slots.push(Slot { slot, page, policy, seen: number, lags: false, rung_epoch: 0, lost: None });
+        self.slots.push(Slot { slot, join, page, policy, seen: number, lags_to: 0, rung_epoch: 0, lost: None });
         // SAFETY: the caller guarantees that the page is mapped; the slot is below CURSORS_MAX.
         self.sleep_words.push(unsafe { field(page, |p| &raw mut (*p).sleep[slot as usize].word) });
-        Ok(Some(Joined { slot, number, place, skip }))
+        Some(Joined { slot, join, number, place, skip })
     }
 
     /// Removes a consumer that has closed, is corrupt or is proved to be dead: from now on the producer does not wait
-    /// for it. The caller may unmap its page afterwards.
-    pub fn remove(&mut self, slot: u32) {
-        let Some(index) = self.slots.iter().position(|other| other.slot == slot) else { return };
+    /// for it. The caller may unmap its page afterwards. Ends an announced sleep: this consumer may be the one that
+    /// would have rung.
+    pub fn remove(&mut self, join: u64) {
+        let Some(index) = self.slots.iter().position(|other| other.join == join) else { return };
+        self.inner.disarm();
         let removed = self.slots.swap_remove(index);
         self.sleep_words.swap_remove(index);
         self.racing -= u32::from(!removed.policy.reads_in_place());
@@ -259,13 +269,13 @@ impl BroadcastProducer {
     }
 
     /// A consumer that the producer no longer counts, and why. The caller then calls [`BroadcastProducer::remove`].
-    pub fn lost(&mut self) -> Option<(u32, CursorLoss)> {
+    pub fn lost(&mut self) -> Option<(u64, CursorLoss)> {
         for slot in &mut self.slots {
             if slot.lost.is_none() && slot.page().is_closed() {
                 slot.lost = Some(CursorLoss::Closed);
             }
         }
-        self.slots.iter().find_map(|slot| Some((slot.slot, slot.lost?)))
+        self.slots.iter().find_map(|slot| Some((slot.join, slot.lost?)))
     }
 
     /// The slots of all consumers, as a mask.
@@ -274,21 +284,29 @@ impl BroadcastProducer {
     }
 
     /// The cursor of a consumer, as last loaded.
-    pub fn cursor_of(&self, slot: u32) -> Option<u64> {
-        self.slots.iter().find(|other| other.slot == slot).map(|slot| slot.seen)
+    pub fn cursor_of(&self, join: u64) -> Option<u64> {
+        self.slots.iter().find(|other| other.join == join).map(|slot| slot.seen)
+    }
+
+    /// Whether this consumer lags now: always, or because of [`BroadcastProducer::let_lag`].
+    pub fn lags(&self, join: u64) -> bool {
+        self.slots.iter().any(|slot| slot.join == join && !slot.gates())
     }
 
     /// The slowest consumer that gates, by its cursor as last loaded, unless it has released everything.
     pub fn holder(&self) -> Option<Holder> {
         let gating = self.slots.iter().filter(|slot| slot.gates() && slot.seen < self.number);
-        gating.min_by_key(|slot| slot.seen).map(|slot| Holder { slot: slot.slot, number: slot.seen })
+        gating.min_by_key(|slot| slot.seen).map(|slot| Holder { slot: slot.slot, join: slot.join, number: slot.seen })
     }
 
     /// The consumer with [`Policy::GateUntil`] has held the producer up for too long: it lags until it has caught up.
-    /// Does nothing for other policies.
-    pub fn let_lag(&mut self, slot: u32) {
-        if let Some(slot) = self.slots.iter_mut().find(|other| other.slot == slot) {
-            slot.lags = matches!(slot.policy, Policy::GateUntil { .. });
+    /// Does nothing for other policies. Otherwise it ends an announced sleep: this consumer would have rung, and need
+    /// not any more.
+    pub fn let_lag(&mut self, join: u64) {
+        let Some(slot) = self.slots.iter_mut().find(|other| other.join == join) else { return };
+        if matches!(slot.policy, Policy::GateUntil { .. }) {
+            slot.lags_to = self.number;
+            self.inner.disarm();
         }
     }
 
@@ -297,17 +315,26 @@ impl BroadcastProducer {
     ///
     /// # Errors
     /// [`LaneError::TooLarge`], [`LaneError::Unbacked`].
-    #[inline]
+    #[inline(always)]
     pub fn try_reserve(&mut self, bytes: u64) -> Result<Option<ReservedSpace>, LaneError> {
-        match self.inner.reserve_fast(bytes) {
+        match self.reserve_fast(bytes) {
             Some(space) => Ok(Some(space)),
             None => self.reserve_slow(bytes),
         }
     }
 
+    /// As [`BroadcastProducer::try_reserve`], if the space is known already. `None`: call that.
+    #[inline(always)]
+    pub fn reserve_fast(&mut self, bytes: u64) -> Option<ReservedSpace> {
+        self.inner.reserve_fast(bytes)
+    }
+
     #[cold]
     #[inline(never)]
     fn reserve_slow(&mut self, bytes: u64) -> Result<Option<ReservedSpace>, LaneError> {
+        if bytes > self.inner.message_bytes_max() {
+            return Err(LaneError::TooLarge { bytes, bytes_max: self.inner.message_bytes_max() });
+        }
         self.note_waypoint();
         // While the message fits in the window, the producer needs no cursor.
         if !self.inner.fits_in_window(bytes) {
@@ -319,7 +346,9 @@ impl BroadcastProducer {
             self.keep_for(false);
             space = self.inner.try_reserve(bytes)?;
         }
-        self.inner.shorten_fast_path(self.waypoint_bytes);
+        // To where the next waypoint is due.
+        let since = self.inner.sent_bytes().wrapping_sub(self.waypoints.back().expect("one is at `kept`").sent_bytes);
+        self.inner.shorten_fast_path(self.waypoint_bytes.saturating_sub(since));
         Ok(space)
     }
 
@@ -386,10 +415,11 @@ impl BroadcastProducer {
                 continue;
             }
             slot.seen = slot.seen.max(number);
-            if let (Policy::GateUntil { slack, .. }, true) = (slot.policy, slot.lags) {
-                let seen = slot.seen;
-                let caught_up = seen >= self.newer_than(slack);
-                self.slots[index].lags = !caught_up;
+            let (seen, lags_to) = (slot.seen, slot.lags_to);
+            if let (Policy::GateUntil { slack, .. }, true) = (slot.policy, lags_to > 0) {
+                // Not by its slack alone: one that is stopped may be within it, and would hold the lane again.
+                let caught_up = seen >= lags_to.max(self.kept).max(self.newer_than(slack));
+                self.slots[index].lags_to = if caught_up { 0 } else { lags_to };
             }
         }
     }
@@ -447,7 +477,7 @@ impl BroadcastProducer {
         self.number += 1;
         self.newest = Position { offset: space.offset - 8, seq }.pack();
         if self.latest > 0 {
-            self.store_last();
+            self.store_last(self.newest);
         }
         if self.fences {
             full_fence("fence"); // [sleep]
@@ -460,9 +490,9 @@ impl BroadcastProducer {
         if flags & FLAGS == 0 || self.fences && flags & (ARMED | CLOSED) == 0 { 0 } else { self.find_sleepers() }
     }
 
-    fn store_last(&self) {
-        // With release: a consumer that loads it finds the header. [keep]
-        self.page().last.store(self.newest, KEEP.store());
+    fn store_last(&self, place: u64) {
+        // With release: a consumer that loads it finds the header. [last]
+        self.page().last.store(place, LAST.store());
         failpoint("broadcast: last");
     }
 
@@ -516,8 +546,17 @@ impl BroadcastProducer {
             };
         if ready {
             self.inner.disarm();
+        } else {
+            let sleeps = &self.page().producer.sleeps;
+            // Relaxed: a statistic.
+            sleeps.store(sleeps.load(Relaxed).wrapping_add(1), Relaxed);
         }
         !ready
+    }
+
+    /// Counts a send that found no free space and will wait.
+    pub fn count_wait(&self) {
+        self.inner.count_wait();
     }
 
     /// Ends the announced sleep.
@@ -526,10 +565,38 @@ impl BroadcastProducer {
     }
 
     /// Whether a sleep needs a time-out of a millisecond, because the consumer that should ring does not fence yet.
-    pub fn needs_timed_wait(&mut self) -> bool {
+    pub fn needs_timed_wait(&self) -> bool {
         let holder = self.holder();
         let is_fenced = |slot: &Slot| holder.is_none_or(|holder| holder.slot != slot.slot) || slot.page().is_fenced();
-        self.inner.sleeper().needs_fenced_wakers() && !self.slots.iter().all(is_fenced)
+        // No consumer ever fences in `own`, so this is whether any has to.
+        self.inner.needs_timed_wait() && !self.slots.iter().all(is_fenced)
+    }
+
+    /// Whether a consumer that gates may have released something since its cursor was loaded: a cheap hint.
+    pub fn may_be_ready(&self) -> bool {
+        // Relaxed: the caller's next operation loads it again.
+        self.slots.iter().any(|slot| slot.gates() && slot.page().number.load(Relaxed) > slot.seen)
+    }
+
+    /// Whether no consumer that gates has unreleased messages. Loads all cursors.
+    pub fn is_released(&mut self) -> bool {
+        self.load_cursors();
+        self.holder().is_none()
+    }
+
+    /// Notes a ring in the page, for the consumers' next wait.
+    pub fn note_ring(&self, processor: Option<u32>, at_ns: u64) {
+        self.inner.note_ring(processor, at_ns);
+    }
+
+    /// The producer's words that a plain lane has too.
+    pub fn producer_page(&self) -> &ProducerPage {
+        &self.page().producer
+    }
+
+    /// The lane's capacity.
+    pub fn capacity(&self) -> u64 {
+        self.inner.capacity()
     }
 
     /// Requires the consumers to fence, because the kernel has refused `membarrier`.

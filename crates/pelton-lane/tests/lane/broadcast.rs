@@ -55,7 +55,7 @@ impl Broadcast {
         let bytes_max = message_bytes_limit(self.memory.data.capacity());
         // SAFETY: the pages live as long as `self`, and each has one consumer.
         unsafe {
-            let joined = producer.join(page, from).unwrap().expect("the lane has a free slot");
+            let joined = producer.join(page, policy, from).expect("the lane has a free slot");
             BroadcastConsumer::attach(self.memory, page, policy, joined, bytes_max, can_barrier).unwrap()
         }
     }
@@ -264,15 +264,15 @@ fn run(capacity: u64, window: u64, first: u64, steps: Vec<Step>) {
             Step::Leave(index) => {
                 let mut reader = readers.swap_remove(index % readers.len());
                 reader.consumer.close();
-                let slot = reader.consumer.slot();
-                assert_eq!(producer.lost(), Some((slot, CursorLoss::Closed)));
-                producer.remove(slot);
+                let join = reader.consumer.join();
+                assert_eq!(producer.lost(), Some((join, CursorLoss::Closed)));
+                producer.remove(join);
                 assert_eq!(producer.lost(), None);
             }
-            Step::Die(index) => producer.remove(readers.swap_remove(index % readers.len()).consumer.slot()),
+            Step::Die(index) => producer.remove(readers.swap_remove(index % readers.len()).consumer.join()),
             Step::LetLag(index) => {
                 let index = index % readers.len();
-                producer.let_lag(readers[index].consumer.slot());
+                producer.let_lag(readers[index].consumer.join());
                 // Until it has caught up, which the producer finds out later.
                 readers[index].lags |= readers[index].consumer.policy() == GATE_UNTIL;
             }
@@ -332,7 +332,7 @@ fn a_stopped_gate_holds_the_lane_and_a_stopped_laggard_does_not() {
     while publish(&mut producer, &payload(published, 100)).is_some() {
         published += 1;
     }
-    assert_eq!(producer.holder(), Some(Holder { slot: gating.slot(), number: 1001 }));
+    assert_eq!(producer.holder(), Some(Holder { slot: gating.slot(), join: gating.join(), number: 1001 }));
     for number in 0..published {
         assert_eq!(receive(&mut gating), Some(payload(number, 100)));
     }
@@ -398,7 +398,7 @@ fn each_sleeper_is_rung_once_and_only_the_holder_rings_the_producer() {
     let mut barriers = 0;
     assert!(producer.arm(Some(2000), || barriers += 1));
     assert_eq!(barriers, 1);
-    assert_eq!(producer.holder(), Some(Holder { slot: 1, number: 3 }));
+    assert_eq!(producer.holder(), Some(Holder { slot: 1, join: 2, number: 3 }));
     let ring = |consumer: &mut BroadcastConsumer| {
         let record = consumer.peek().unwrap().unwrap();
         consumer.take(&record);
@@ -437,11 +437,16 @@ fn the_65th_consumer_finds_no_slot_until_one_leaves() {
     assert_eq!(producer.slots(), u64::MAX);
     let page = CursorPage::new(LAG, 3);
     // SAFETY: the page outlives its slot, which is not given.
-    assert_eq!(unsafe { producer.join(NonNull::from(&page), StartFrom::Now) }, Ok(None));
+    assert_eq!(unsafe { producer.join(NonNull::from(&page), LAG, StartFrom::Now) }, None);
     consumers[40].close();
-    assert_eq!(producer.lost(), Some((40, CursorLoss::Closed)));
-    producer.remove(40);
-    assert_eq!(lane.join(&mut producer, LAG, StartFrom::Now).slot(), 40);
+    assert_eq!(producer.lost(), Some((41, CursorLoss::Closed)));
+    producer.remove(41);
+    let successor = lane.join(&mut producer, GATE_UNTIL, StartFrom::Now);
+    assert_eq!((successor.slot(), successor.join()), (40, 65));
+    // What was meant for the first consumer of the slot does not reach the second.
+    producer.remove(41);
+    producer.let_lag(41);
+    assert!(!producer.lags(65) && producer.lags(64) && producer.cursor_of(65) == Some(1));
 }
 
 /// Every value of a cursor that a consumer may not have, between two that obey the rules.
@@ -466,9 +471,9 @@ fn a_false_cursor_harms_nobody_else() {
         while publish(&mut producer, &payload(published, 100)).is_some() {
             published += 1;
         }
-        assert_eq!(producer.lost().map(|(slot, _)| slot), Some(hostile.slot()), "{value}");
+        assert_eq!(producer.lost().map(|(slot, _)| slot), Some(hostile.join()), "{value}");
         assert_eq!(producer.holder().unwrap().slot, honest.slot());
-        producer.remove(hostile.slot());
+        producer.remove(hostile.join());
         for number in 0..published {
             assert_eq!(receive(&mut honest), Some(payload(number, 100)));
         }
@@ -537,4 +542,158 @@ fn a_false_word_of_the_producer_is_within_bounds_or_corrupt() {
             }
         }
     }
+}
+
+const STOPPED: Policy = Policy::GateUntil { slack: 2048, lag_after_ns: 1 };
+
+#[test]
+fn a_gate_that_was_let_lag_holds_the_lane_again_only_once_it_has_got_there() {
+    // More slack than a lane has counts as half of it.
+    let boundless = Policy::GateUntil { slack: u64::MAX, lag_after_ns: 1 };
+    for policy in [STOPPED, boundless] {
+        let lane = Broadcast::new(4096);
+        let mut producer = lane.producer();
+        let mut stopped = lane.join(&mut producer, policy, StartFrom::Now);
+        for _ in 0..2 {
+            assert!(publish(&mut producer, &[7; 1000]).is_some());
+            assert_eq!(stopped.copy(&mut Vec::new()), Ok(Some(Copied::Message)));
+        }
+        let _ = stopped.release();
+        // All of its backlog is within its slack.
+        assert!(publish(&mut producer, &[7; 1000]).is_some());
+        let largest = vec![7; producer.message_bytes_max() as usize];
+        assert_eq!(publish(&mut producer, &largest), None);
+        assert!(!producer.lags(stopped.join()));
+        let called_at = producer.number();
+        producer.let_lag(stopped.join());
+        assert!(publish(&mut producer, &largest).is_some());
+        for _ in 0..100 {
+            assert!(publish(&mut producer, &[7; 1000]).is_some(), "it is stopped, and must not hold the lane");
+        }
+        assert!(producer.lags(stopped.join()));
+        let mut buffer = Vec::new();
+        assert!(matches!(stopped.copy(&mut buffer), Ok(Some(Copied::Missed(_)))));
+        while stopped.copy(&mut buffer).unwrap().is_some() {}
+        let _ = stopped.release();
+        assert!(stopped.number() > called_at);
+        while publish(&mut producer, &[7; 1000]).is_some() {}
+        assert_eq!(producer.holder().map(|holder| holder.join), Some(stopped.join()), "it has caught up, and gates");
+        producer.remove(stopped.join());
+    }
+}
+
+#[test]
+fn a_policy_counts_as_accepted_whatever_its_page_says_later() {
+    let lane = Broadcast::new(4096);
+    let mut producer = lane.producer();
+    let page = CursorPage::new(LAG, 3);
+    let policy = page.policy().unwrap();
+    assert_eq!((policy.holds_ns(), Policy::Gate.holds_ns(), GATE_UNTIL.holds_ns()), (0, u64::MAX, 1));
+    // SAFETY: the word `policy` of a page that nothing else uses.
+    unsafe { &*(&raw const page).cast::<Cell<u32>>().byte_add(64) }.set(1);
+    assert_eq!(page.policy(), Ok(Policy::Gate));
+    // SAFETY: the page outlives the producer's use of it.
+    let joined = unsafe { producer.join(NonNull::from(&page), policy, StartFrom::Now) }.unwrap();
+    for _ in 0..100 {
+        assert!(publish(&mut producer, &[7; 1000]).is_some());
+    }
+    assert!(producer.lags(joined.join));
+    producer.remove(joined.join);
+}
+
+#[test]
+fn the_end_of_the_holder_ends_the_sleep_that_it_would_have_ended() {
+    let lane = Broadcast::new(4096);
+    let mut producer = lane.producer();
+    let is_armed = || {
+        // SAFETY: the producer's sleep word, at its offset in the layout.
+        unsafe { lane.memory.producer.cast::<u64>().byte_add(256).read() & 1 == 1 }
+    };
+    for ends in [BroadcastProducer::remove, BroadcastProducer::let_lag] {
+        let stopped = lane.join(&mut producer, STOPPED, StartFrom::Now);
+        while publish(&mut producer, &[7; 500]).is_some() {}
+        assert!(producer.arm(Some(500), || {}) && is_armed());
+        ends(&mut producer, stopped.join());
+        assert!(!is_armed(), "nobody is left that would ring");
+        assert!(publish(&mut producer, &[7; 500]).is_some());
+        producer.remove(stopped.join());
+    }
+    // SAFETY: the count of sleeps, at its offset in the layout.
+    assert_eq!(unsafe { lane.memory.producer.cast::<u64>().byte_add(176).read() }, 2);
+}
+
+#[test]
+fn a_consumer_goes_on_after_a_producer_that_died_between_the_two_words() {
+    let lane = Broadcast::new(4096);
+    let mut producer = lane.producer();
+    let mut lagging = lane.join(&mut producer, Policy::Lag { slack: 0 }, StartFrom::Now);
+    let mut latest = lane.join(&mut producer, Policy::Latest, StartFrom::Now);
+    let mut kept = vec![producer.kept()];
+    let mut count = 0;
+    while kept.len() < 4 {
+        assert!(publish(&mut producer, &payload(count, 200)).is_some());
+        count += 1;
+        if producer.kept() != *kept.last().unwrap() {
+            kept.push(producer.kept());
+        }
+    }
+    // The last `kept` is not stored, but its place is.
+    // SAFETY: the word `kept`, at its offset in the layout; the test has one thread.
+    unsafe { lane.memory.producer.cast::<u64>().byte_add(512).write(kept[2]) };
+    let mut buffer = Vec::new();
+    assert_eq!(lagging.copy(&mut buffer), Ok(Some(Copied::Missed(kept[3] - 1))));
+    for number in kept[3] - 1..count {
+        assert_eq!(lagging.copy(&mut buffer), Ok(Some(Copied::Message)));
+        assert_eq!(buffer, payload(number, 200));
+    }
+    assert_eq!(lagging.copy(&mut buffer), Ok(None));
+    assert_eq!(latest.copy(&mut buffer), Ok(Some(Copied::Message)));
+    assert_eq!((latest.number(), buffer), (count + 1, payload(count - 1, 200)));
+}
+
+#[test]
+fn a_false_joining_is_refused() {
+    let lane = Broadcast::new(4096);
+    let mut producer = lane.producer();
+    let page = CursorPage::new(LAG, 3);
+    // SAFETY: the page outlives both sides.
+    let joined = unsafe { producer.join(NonNull::from(&page), LAG, StartFrom::Now) }.unwrap();
+    let attached = |joined| {
+        // SAFETY: as above; no other consumer of this page is used.
+        unsafe { BroadcastConsumer::attach(lane.memory, NonNull::from(&page), LAG, joined, 2000, true) }.map(|_| ())
+    };
+    assert!(attached(Joined { skip: 512, ..joined }).is_ok());
+    for joined in [
+        Joined { skip: 513, ..joined },
+        Joined { skip: u64::MAX, ..joined },
+        Joined { slot: 64, ..joined },
+        Joined { number: 2, ..joined },
+        Joined { number: 0, ..joined },
+        Joined { place: Position { offset: 4096, ..joined.place }, ..joined },
+    ] {
+        assert!(matches!(attached(joined), Err(LaneError::Corrupt { .. })), "{joined:?}");
+    }
+    assert!(matches!(producer.try_reserve(u64::MAX), Err(LaneError::TooLarge { .. })));
+    assert!(matches!(producer.try_reserve(u64::MAX - 20), Err(LaneError::TooLarge { .. })));
+}
+
+/// The seq of an old message comes round; it must not be taken for the newest.
+#[test]
+fn a_consumer_of_the_newest_message_finds_no_older_one_when_it_joins() {
+    let lane = Broadcast::new(4096);
+    let mut producer = lane.producer();
+    let first = lane.join(&mut producer, Policy::Latest, StartFrom::Now);
+    assert!(publish(&mut producer, &[1; 100]).is_some());
+    producer.remove(first.join());
+    // The lane gives up everything.
+    while producer.kept() < producer.number() {
+        assert!(publish(&mut producer, &[2; 1800]).is_some());
+        assert!(producer.number() < 100_000);
+        // A message for which only an empty lane has space.
+        let _ = producer.try_reserve(2000).unwrap();
+    }
+    let mut latest = lane.join(&mut producer, Policy::Latest, StartFrom::Oldest);
+    // SAFETY: the word `last`, at its offset in the layout.
+    assert_eq!(unsafe { lane.memory.producer.cast::<u64>().byte_add(640).read() }, 0);
+    assert_eq!(latest.copy(&mut Vec::new()), Ok(None));
 }

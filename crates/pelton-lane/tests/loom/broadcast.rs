@@ -45,7 +45,7 @@ impl Lane {
         unsafe {
             let page = self.cursors[cursor];
             let policy = page.as_ref().policy().unwrap();
-            let joined = producer.join(page, StartFrom::Now).unwrap().unwrap();
+            let joined = producer.join(page, policy, StartFrom::Now).unwrap();
             let bytes_max = message_bytes_limit(CAPACITY);
             BroadcastConsumer::attach(self.memory, page, policy, joined, bytes_max, can_barrier).unwrap()
         }
@@ -79,14 +79,15 @@ fn receive(consumer: &mut BroadcastConsumer, expected: &[u8]) -> Option<Wake> {
 }
 
 /// Receives what there is, at most `times` times: each message is whole and has its number, or is counted as missed.
-fn copy(consumer: &mut BroadcastConsumer, times: usize) {
+/// The lane is not empty before the last of the `ready` ones that were published before.
+fn copy(consumer: &mut BroadcastConsumer, times: usize, ready: u64) {
     let mut buffer = Vec::new();
     for _ in 0..times {
         let before = consumer.number();
         match consumer.copy(&mut buffer).unwrap() {
             Some(Copied::Message) => assert_eq!(buffer, [consumer.number() as u8 - 1; 24]),
             Some(Copied::Missed(missed)) => assert_eq!(consumer.number(), before + missed),
-            None => {}
+            None => assert!(consumer.number() > ready, "a message is there"),
         }
     }
 }
@@ -102,7 +103,7 @@ fn lap_overrun_a_message_that_is_overwritten_is_not_delivered() {
             assert_eq!(publish(&mut producer, &[n; 24]), Some(0));
         }
         let sender = thread::spawn(move || assert_eq!(publish(&mut producer, &[4; 24]), Some(0)));
-        copy(&mut consumer, 2);
+        copy(&mut consumer, 2, 3);
         sender.join().unwrap();
     });
 }
@@ -123,14 +124,14 @@ fn keep_a_consumer_that_was_passed_goes_on_at_a_whole_place() {
                 assert_eq!(publish(&mut producer, &[n; 24]), Some(0));
             }
         });
-        copy(&mut consumer, 3);
+        copy(&mut consumer, 3, 3);
         sender.join().unwrap();
     });
 }
 
-/// [keep]: the newest message is whole, also while the next one overwrites it.
+/// [last], [keep]: the newest message is whole, also while the next one overwrites it.
 #[test]
-fn keep_lap_overrun_the_newest_message_is_whole() {
+fn last_lap_overrun_the_newest_message_is_whole() {
     model(2, || {
         let lane = Lane::new([Policy::Latest; 2]);
         let mut producer = lane.producer(true);
@@ -141,9 +142,9 @@ fn keep_lap_overrun_the_newest_message_is_whole() {
                 assert_eq!(publish(&mut producer, &[n; 24]), Some(0));
             }
         });
-        copy(&mut consumer, 2);
+        copy(&mut consumer, 2, 0);
         sender.join().unwrap();
-        copy(&mut consumer, 1);
+        copy(&mut consumer, 1, 1);
         assert_eq!(consumer.number(), 5, "the last one arrives");
     });
 }
@@ -207,9 +208,9 @@ fn close_a_consumer_that_leaves_has_finished_reading() {
             while publish(&mut producer, &[4; 32]).is_none() {
                 thread::yield_now();
             }
-            let (slot, loss) = producer.lost().unwrap();
-            assert_eq!((slot, loss), (0, CursorLoss::Closed));
-            producer.remove(slot);
+            let (join, loss) = producer.lost().unwrap();
+            assert_eq!((join, loss), (1, CursorLoss::Closed));
+            producer.remove(join);
         });
         let record = leaving.peek().unwrap().unwrap();
         let mut payload = [0; 32];
@@ -312,4 +313,53 @@ fn light_heavy_a_waiting_producer_is_rung_by_its_holder_with_membarrier() {
 fn fence_a_waiting_producer_is_rung_by_its_holder_without_membarrier() {
     waiting_producer(false, true);
     waiting_producer(true, false);
+}
+
+/// [fenced]: messages published before the producer began to fence are visible to a consumer that relies on its fences.
+#[test]
+fn fenced_an_unfenced_message_is_visible_to_a_consumer_that_relies_on_fences() {
+    sleep_model(3, false, || {
+        let lane = Lane::new([Policy::Gate; 2]);
+        let mut producer = lane.producer(true);
+        let [mut relying, other] = [(0, true), (1, false)].map(|(at, barrier)| lane.join(&mut producer, at, barrier));
+        // SAFETY: the pages live to the end of the model.
+        let (mut sleeper, _unbarriered) = unsafe { (relying.sleeper(true), other.sleeper(false)) };
+        let sender = thread::spawn(move || publish(&mut producer, &[1; 4]).unwrap());
+        let mut relies = false;
+        sleeper.arm(|| relies = relying.is_producer_fencing());
+        if relies {
+            assert!(receive(&mut relying, &[1; 4]).is_some(), "the producer fences, but its message is not visible");
+        }
+        sender.join().unwrap();
+    });
+}
+
+/// [sleep]: a consumer that relies on the producer's fences has one of its own.
+#[test]
+fn own_a_consumer_that_omits_its_barrier_is_rung() {
+    sleep_model(2, false, || {
+        let lane = Lane::new([Policy::Gate; 2]);
+        let mut producer = lane.producer(false);
+        let mut consumer = lane.join(&mut producer, 0, true);
+        assert!(consumer.is_producer_fencing());
+        // SAFETY: the pages live to the end of the model.
+        let mut sleeper = unsafe { consumer.sleeper(true) };
+        let doorbell = Doorbell::new();
+        let sender = thread::spawn({
+            let doorbell = doorbell.clone();
+            move || {
+                if publish(&mut producer, &[1; 4]).unwrap() != 0 {
+                    doorbell.ring();
+                }
+            }
+        });
+        while receive(&mut consumer, &[1; 4]).is_none() {
+            sleeper.arm(|| ());
+            if consumer.peek().unwrap().is_none() {
+                doorbell.wait();
+            }
+            sleeper.disarm();
+        }
+        sender.join().unwrap();
+    });
 }

@@ -6,6 +6,7 @@
 
 #[cfg(feature = "tokio")]
 mod async_service;
+mod broadcast;
 mod call;
 #[cfg(feature = "postcard")]
 mod encoded;

@@ -3,7 +3,9 @@
 
 use crate::support::TestDir;
 use pelton::file::{EngineOptions, File, Open, Operation};
-use pelton::tokio::{AsyncClient, AsyncEngine, AsyncReceiver, AsyncSender, AsyncService};
+use pelton::tokio::{
+    AsyncClient, AsyncEngine, AsyncPublisher, AsyncReceiver, AsyncSender, AsyncService, AsyncSubscriber,
+};
 use pelton::{Error, Options, Outcome, Traceparent};
 use std::future::Future;
 use std::io::Write as _;
@@ -605,5 +607,45 @@ fn a_connect_that_waits_keeps_no_other_task_waiting() {
         let (receiver, sender) = tokio::join!(opening, making);
         sender.unwrap().send(b"hello").await.unwrap();
         assert_eq!(&*receiver.unwrap().receive().await.unwrap(), b"hello");
+    });
+}
+
+#[test]
+fn a_publisher_and_its_subscribers_sleep_and_wake_and_lose_nothing() {
+    const COUNT: u32 = 5000;
+    let directory = TestDir::new("subscribers are admitted while the task waits");
+    run(async {
+        let name = directory.name();
+        let mut publisher = AsyncPublisher::new(Options::new().capacity(1 << 16).publish_at(&name).unwrap()).unwrap();
+        let subscribe = || {
+            let name = name.clone();
+            tokio::spawn(async move {
+                let mut subscriber = AsyncSubscriber::connect(&name).await.unwrap();
+                let mut next = 0u32;
+                loop {
+                    let error = match subscriber.receive().await {
+                        Ok(message) => {
+                            assert_eq!(message[..4], next.to_le_bytes());
+                            next += 1;
+                            continue;
+                        }
+                        Err(error) => error,
+                    };
+                    assert!(error.is_closed() && next == COUNT, "{error}: {next}");
+                    return;
+                }
+            })
+        };
+        let subscribers = [subscribe(), subscribe()];
+        while publisher.subscribers_changed().await.unwrap() < 2 {}
+        for number in 0..COUNT {
+            let mut message = [0; 300];
+            message[..4].copy_from_slice(&number.to_le_bytes());
+            publisher.send(&message).await.unwrap();
+        }
+        drop(publisher);
+        for subscriber in subscribers {
+            subscriber.await.unwrap();
+        }
     });
 }

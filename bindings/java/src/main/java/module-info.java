@@ -4,4 +4,6 @@ module pelton {
 
     requires transitive java.logging;
     requires static transitive org.jspecify;
+    requires static transitive ch.qos.logback.classic;
+    requires static transitive ch.qos.logback.core;
 }

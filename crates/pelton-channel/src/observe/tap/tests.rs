@@ -56,15 +56,15 @@ fn channel(directory: &Path, capacity: u64, message_bytes_max: u64) -> (Sender, 
     (options.clone().cast().create_sender(&path).unwrap(), options.cast().create_receiver(&path).unwrap())
 }
 
-/// Polls once, and returns the numbers and whether each is proven. Fails if a message is torn.
+/// Polls up to a MiB, and returns the numbers and whether each is proven. Fails if a message is torn.
 fn poll(tap: &mut Tap) -> Vec<(u32, bool)> {
     let mut found = Vec::new();
-    let polled = tap.poll(|Tapped { seq, payload: read, is_proven, .. }| {
+    let mut each = |Tapped { seq, payload: read, is_proven, .. }: Tapped<'_>| {
         assert!(read == payload(seq, read.len()), "message {seq} is torn, proven {is_proven}");
         found.push((seq, is_proven));
         Ok(())
-    });
-    polled.unwrap();
+    };
+    let _ = (0..(1 << 20) / POLL_BYTES).all(|_| tap.poll(&mut each).unwrap());
     found
 }
 

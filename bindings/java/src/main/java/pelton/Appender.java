@@ -44,4 +44,14 @@ public final class Appender extends Handle {
             exit();
         }
     }
+
+    /**
+     * Closes the appender: what it has appended is written later. Does not wait, unless the file is closed already and
+     * this is the last of its appenders: then it writes and syncs everything, and reports no error. Call {@link
+     * RecordFile#sync} before. Closing it again does nothing.
+     */
+    @Override
+    public void close() {
+        super.close();
+    }
 }

@@ -4,6 +4,7 @@ import java.util.ArrayDeque;
 import java.util.Iterator;
 import java.util.NoSuchElementException;
 import java.util.concurrent.CancellationException;
+import java.util.concurrent.Flow;
 import java.util.concurrent.locks.LockSupport;
 import org.jspecify.annotations.Nullable;
 
@@ -93,6 +94,15 @@ public final class Call implements Iterable<byte[]>, AutoCloseable {
                 return next;
             }
         };
+    }
+
+    /**
+     * Returns the publisher of the parts that are not taken yet, for one subscriber. A virtual thread delivers a part
+     * when the subscriber has requested one; it fails as {@link #next}. The call is the publisher's from the
+     * subscription on: a cancellation cancels the call.
+     */
+    public Flow.Publisher<byte[]> publisher() {
+        return new MessagePublisher(iterator(), this::close);
     }
 
     /** Cancels the call, unless it is complete: its handler is interrupted, the reply dropped. Any thread. */

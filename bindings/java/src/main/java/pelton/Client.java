@@ -8,7 +8,6 @@ import static java.lang.foreign.ValueLayout.JAVA_LONG;
 import java.io.ByteArrayOutputStream;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
-import java.lang.ref.Reference;
 import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.HashMap;
@@ -16,7 +15,6 @@ import java.util.LinkedHashSet;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.locks.LockSupport;
-import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.BooleanSupplier;
 import org.jspecify.annotations.Nullable;
 
@@ -28,23 +26,26 @@ import org.jspecify.annotations.Nullable;
  * PeltonException.PeerDied} or {@link PeltonException.Closed}. With a short name, calls are spread over all processes
  * that listen under it, and the client continues with the others when one ends.
  */
-public final class Client extends Handle {
+public final class Client extends LockedHandle {
     private static final int REPLY = 1, PART = 2, END = 3, FAILED = 4, ABANDONED = 5, LOST = 6;
     private static final int IDEMPOTENT = 1;
     private static final int BUFFER_BYTES = 64 << 10;
 
-    /** Of a request with a traceparent, the additional bytes in the lane, at most. */
-    private static final int TRACED_BYTES = 64;
+    /** Of a request with a traceparent, the additional bytes in the lane: spec/call.md. */
+    private static final int TRACED_BYTES = 32;
+    /** pelton_client_info, and its field {@code dropped}. */
+    private static final int INFO_BYTES = 56, INFO_DROPPED = 40;
 
     private final boolean isSpinning;
     private final boolean hasOneService;
     private final long callBytesMax;
 
-    /** Orders every use of the C handle, and guards everything below. Nobody waits for a message with it. */
-    private final ReentrantLock lock = new ReentrantLock();
+    // The lock guards everything below. No thread waits for a message with it.
     private final MemorySegment buffer = Arena.ofAuto().allocate(BUFFER_BYTES, 8);
     private final MemorySegment completion = Arena.ofAuto().allocate(32, 8);
     private final MemorySegment out = Arena.ofAuto().allocate(8, 8);
+    private final MemorySegment info = Arena.ofAuto().allocate(INFO_BYTES, 8);
+    private long droppedSeen;
     private final HashMap<Long, Call> calls = new HashMap<>();
     private final LinkedHashSet<Waiter> waiters = new LinkedHashSet<>();
     private final ArrayDeque<SpaceWaiter> spaceWaiters = new ArrayDeque<>();
@@ -208,11 +209,6 @@ public final class Client extends Handle {
         } finally {
             unlock();
         }
-    }
-
-    private void unlock() {
-        lock.unlock();
-        Reference.reachabilityFence(this);
     }
 
     static PeltonException timedOut() {
@@ -416,6 +412,10 @@ public final class Client extends Handle {
             if (result == PeltonException.AGAIN && !lock.hasQueuedThreads())
                 result = (int) Native.CLIENT_POLL.invokeExact(address);
             if (result == PeltonException.OK) return;
+            if (result == PeltonException.AGAIN && hasDropped(address)) {
+                wakeForSpace(1);
+                return;
+            }
             if (result == PeltonException.AGAIN || result == PeltonException.REFUSED)
                 result = (int) Native.CLIENT_ARM.invokeExact(address);
             if (result == PeltonException.READY) {
@@ -447,6 +447,16 @@ public final class Client extends Handle {
         } catch (Throwable failure) {
             throw Native.unexpected(failure);
         }
+    }
+
+    /** Whether completions of cancelled calls have come, which free slots, while requests wait for these. */
+    private boolean hasDropped(long address) throws Throwable {
+        if (spaceWaiters.isEmpty()) return false;
+        info.set(JAVA_INT, 0, INFO_BYTES);
+        PeltonException.check((int) Native.CLIENT_GET_INFO.invokeExact(address, info));
+        long before = droppedSeen;
+        droppedSeen = info.get(JAVA_LONG, INFO_DROPPED);
+        return droppedSeen != before;
     }
 
     /** Gives each completion that has come to its call. Returns OK if there was one, AGAIN, or an error. */

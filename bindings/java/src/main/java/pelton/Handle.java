@@ -20,7 +20,7 @@ import org.jspecify.annotations.Nullable;
  * is logged as a warning.
  */
 public abstract sealed class Handle implements AutoCloseable
-        permits Appender, Client, File, Files, Listener, Receiver, RecordFile, RecordReader, Sender, Service {
+        permits Appender, File, Files, HeldMessage, Listener, LockedHandle, Receiver, RecordReader, Sender, Service {
     private static final Cleaner CLEANER = Cleaner.create();
     private static final AtomicBoolean HAS_WARNED = new AtomicBoolean();
     private static final VarHandle USER;
@@ -59,6 +59,7 @@ public abstract sealed class Handle implements AutoCloseable
 
         @Override
         public void run() {
+            if (address == 0) return;
             if (isForgotten && HAS_WARNED.compareAndSet(false, true))
                 System.getLogger("pelton")
                         .log(Level.WARNING, "a " + kind + " became garbage and is closed now: use try (...), or close()."
@@ -179,15 +180,15 @@ public abstract sealed class Handle implements AutoCloseable
         }
     }
 
-    /** Opens by a function (name, options, out) that does not wait. */
-    static long open(MethodHandle function, String name, MemorySegment options, Arena arena) {
-        MemorySegment out = arena.allocate(8, 8);
-        try {
-            PeltonException.check((int) function.invokeExact(arena.allocateFrom(name), options, out));
+    /** Opens by a function (name, options, out) that does not wait: returns the C handle. */
+    static long open(MethodHandle function, String name, Function<Arena, MemorySegment> options) {
+        try (Arena arena = Arena.ofConfined()) {
+            MemorySegment out = arena.allocate(8, 8);
+            PeltonException.check((int) function.invokeExact(arena.allocateFrom(name), options.apply(arena), out));
+            return out.get(ValueLayout.JAVA_LONG, 0);
         } catch (Throwable failure) {
             throw Native.unexpected(failure);
         }
-        return out.get(ValueLayout.JAVA_LONG, 0);
     }
 
     /**

@@ -21,9 +21,7 @@ public final class Listener extends Handle {
      * PeltonException} if another process listens there.
      */
     public static Listener listen(String name, Options options) {
-        try (Arena arena = Arena.ofConfined()) {
-            return new Listener(open(Native.LISTENER_OPEN, name, options.channel(arena), arena));
-        }
+        return new Listener(open(Native.LISTENER_OPEN, name, options::channel));
     }
 
     /** As {@link #listen(String, Options)} with {@link Options#DEFAULTS}. */

@@ -6,6 +6,8 @@ import static java.lang.foreign.ValueLayout.JAVA_LONG_UNALIGNED;
 
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
+import java.nio.BufferOverflowException;
+import java.nio.ByteBuffer;
 import java.util.Objects;
 import org.jspecify.annotations.Nullable;
 
@@ -99,6 +101,18 @@ public final class Message {
     /** Copies {@code count} bytes from {@code offset} to an array. */
     public void copyTo(long offset, byte[] to, int toOffset, int count) {
         MemorySegment.copy(MEMORY, JAVA_BYTE, at(offset, count), to, toOffset, count);
+    }
+
+    /** Copies the message to the buffer. Throws {@link BufferOverflowException} if less than its bytes remain there. */
+    public void copyTo(ByteBuffer to) {
+        check();
+        if (size > to.remaining()) throw new BufferOverflowException();
+        if (to.hasArray()) {
+            copyTo(0, to.array(), to.arrayOffset() + to.position(), (int) size);
+            to.position(to.position() + (int) size);
+        } else {
+            to.put(segment().asByteBuffer());
+        }
     }
 
     /** Returns a new array with the message's bytes. */

@@ -18,6 +18,7 @@ import java.lang.invoke.MethodHandle;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.function.Function;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -50,6 +51,7 @@ final class Native {
     static final MethodHandle RECEIVER_OPENING_FINISH =
             function("pelton_receiver_opening_finish", JAVA_INT, JAVA_LONG, ADDRESS);
     static final MethodHandle RECEIVER_GATHER = opening("pelton_receiver_gather");
+    static final MethodHandle THREADS = opening("pelton_threads");
     static final MethodHandle LISTENER_OPEN = opening("pelton_listener_open");
     static final MethodHandle LISTENER_FD = function("pelton_listener_fd", JAVA_INT, JAVA_LONG);
     static final MethodHandle ACCEPT_SENDER =
@@ -82,6 +84,7 @@ final class Native {
     static final MethodHandle RELEASE = function("pelton_receiver_release", CRITICAL, JAVA_INT, JAVA_LONG);
     /** For a message with descriptors, whose closing can wait. */
     static final MethodHandle RELEASE_DESCRIPTORS = function("pelton_receiver_release", JAVA_INT, JAVA_LONG);
+    static final MethodHandle RECEIVER_HOLD = function("pelton_receiver_hold", JAVA_INT, JAVA_LONG, ADDRESS);
     static final MethodHandle RECEIVER_RESUME = function("pelton_receiver_resume", JAVA_INT, JAVA_LONG, JAVA_LONG);
     static final MethodHandle RECEIVER_TRACEPARENT =
             function("pelton_receiver_traceparent", JAVA_INT, JAVA_LONG, ADDRESS);
@@ -108,6 +111,8 @@ final class Native {
             function("pelton_client_await", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
     static final MethodHandle CLIENT_RELEASE = function("pelton_client_release", JAVA_INT, JAVA_LONG);
     static final MethodHandle CLIENT_CANCEL = function("pelton_client_cancel", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle CLIENT_GET_INFO =
+            function("pelton_client_get_info", JAVA_INT, JAVA_LONG, ADDRESS);
     static final MethodHandle CLIENT_FD = function("pelton_client_fd", JAVA_INT, JAVA_LONG);
     static final MethodHandle CLIENT_POLL = function("pelton_client_poll", JAVA_INT, JAVA_LONG);
     static final MethodHandle CLIENT_ARM = function("pelton_client_arm", JAVA_INT, JAVA_LONG);
@@ -187,16 +192,23 @@ final class Native {
     /** The file that pelton.library names, else the library that the jar carries, else the system's. */
     private static SymbolLookup library() {
         String path = System.getProperty("pelton.library", "");
-        try (InputStream carried = path.isEmpty()
-                ? Native.class.getResourceAsStream("native/" + System.getProperty("os.arch") + "/libpelton.so")
-                : null) {
-            if (carried != null) return unpacked(carried.readAllBytes());
+        try {
+            byte[] carried = path.isEmpty() ? carried(Native.class::getResourceAsStream, System.getProperty("os.arch")) : null;
+            if (carried != null) return unpacked(carried);
             return path.isEmpty()
                     ? SymbolLookup.libraryLookup("libpelton.so.0.2", Arena.global())
                     : SymbolLookup.libraryLookup(Path.of(path), Arena.global());
         } catch (IOException | IllegalArgumentException failure) {
             throw (Error) new UnsatisfiedLinkError("cannot load " + (path.isEmpty() ? "libpelton.so.0.2" : path)
                     + ": install libpelton, or name its file by -Dpelton.library=PATH").initCause(failure);
+        }
+    }
+
+    /** The library for an architecture, by Java's name of it, or null. packages/java/build puts it there. */
+    static byte @Nullable [] carried(Function<String, @Nullable InputStream> resources, String architecture)
+            throws IOException {
+        try (InputStream library = resources.apply("native/" + architecture + "/libpelton.so")) {
+            return library == null ? null : library.readAllBytes();
         }
     }
 

@@ -5,11 +5,15 @@ import static java.lang.foreign.ValueLayout.JAVA_LONG;
 
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
+import java.lang.invoke.MethodHandle;
+import java.nio.BufferOverflowException;
+import java.nio.ByteBuffer;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.List;
 import java.util.NoSuchElementException;
+import java.util.concurrent.Flow;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -33,6 +37,7 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
     private final Message message = new Message(this);
     /** Messages that the library has given out, and the first of them that no caller has. The last releases all. */
     private int received, delivered;
+    private boolean isBatch;
 
     Receiver(long address) {
         super(address);
@@ -57,9 +62,7 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
      * order holds for each sender.
      */
     public static Receiver gather(String name, Options options) {
-        try (Arena arena = Arena.ofConfined()) {
-            return new Receiver(open(Native.RECEIVER_GATHER, name, options.gather(arena), arena));
-        }
+        return new Receiver(open(Native.RECEIVER_GATHER, name, options::gather));
     }
 
     /** Waits for the next message, and returns a copy. */
@@ -81,6 +84,35 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
         } catch (InterruptedException impossible) {
             throw new AssertionError("no wait was interrupted", impossible);
         }
+    }
+
+    /**
+     * As {@link #receive()}, into the buffer; allocates nothing with one of an array. Throws {@link
+     * BufferOverflowException} if the message is larger than what remains there; then the message remains the next one,
+     * and the buffer is as it was.
+     */
+    public void receive(ByteBuffer to) throws InterruptedException {
+        copy(to, Native.FOREVER);
+    }
+
+    /** As {@link #receive(ByteBuffer)}; returns false if there is no message within {@code timeout}. */
+    public boolean receive(ByteBuffer to, Duration timeout) throws InterruptedException {
+        return copy(to, Native.deadline(timeout));
+    }
+
+    /**
+     * Waits for the next message, and returns it in place, until the {@link HeldMessage} is closed; the receiver can
+     * continue meanwhile. Space becomes free in order: a message that is held long delays that of later ones.
+     */
+    public HeldMessage receiveHeld() throws InterruptedException {
+        HeldMessage held = hold(Native.FOREVER);
+        if (held == null) throw new AssertionError("a wait without limit has ended without a message");
+        return held;
+    }
+
+    /** As {@link #receiveHeld()}; returns null if there is no message within {@code timeout}. */
+    public @Nullable HeldMessage receiveHeld(Duration timeout) throws InterruptedException {
+        return hold(Native.deadline(timeout));
     }
 
     /**
@@ -111,34 +143,48 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
         return copies;
     }
 
-    /** Waits for each message. Ends when the sender has closed. An interrupt ends it with its flag set. */
+    /**
+     * Waits for each message; {@code hasNext} does, and takes none. Ends when the sender has closed. An interrupt ends
+     * it with its flag set.
+     */
     @Override
     public Iterator<byte[]> iterator() {
         return new Iterator<>() {
-            private byte @Nullable [] next;
-
             @Override
             public boolean hasNext() {
-                if (next != null) return true;
+                long address = enter();
                 try {
-                    next = receive();
-                    return true;
+                    return fetch(address, 1, Native.FOREVER);
                 } catch (PeltonException.Closed closed) {
                     return false;
                 } catch (InterruptedException interrupted) {
                     Thread.currentThread().interrupt();
                     return false;
+                } finally {
+                    exit();
                 }
             }
 
             @Override
             public byte[] next() {
-                if (!hasNext()) throw new NoSuchElementException("the sender has closed: hasNext() returns false");
-                byte[] bytes = next;
-                next = null;
-                return bytes;
+                while (hasNext()) {
+                    byte[] bytes = tryReceive();
+                    if (bytes != null) return bytes;
+                }
+                throw new NoSuchElementException("the sender has closed: hasNext() returns false");
             }
         };
+    }
+
+    /**
+     * Returns the publisher of the messages, for one subscriber. A virtual thread receives a message when the
+     * subscriber has requested one, and calls the subscriber. It completes when the sender has closed, and fails as
+     * {@link #receive()}. The receiver is the publisher's from the subscription on: it closes the receiver before the
+     * last signal, and after a cancellation. A message that was not requested is not received: under a path, the next
+     * receiver gets it.
+     */
+    public Flow.Publisher<byte[]> publisher() {
+        return new MessagePublisher(iterator(), this::close);
     }
 
     /**
@@ -180,6 +226,40 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
         return isLast ? Native.traceparent(Native.RECEIVER_TRACEPARENT, address) : null;
     }
 
+    /**
+     * Returns the descriptor for an event loop, which it polls for reading while the receiver is armed. It is constant;
+     * do not read or close it.
+     */
+    public int fd() {
+        return armed(Native.RECEIVER_FD);
+    }
+
+    /**
+     * Makes the descriptor readable once there is a message, or the sender has gone. Does not wait. Returns false if
+     * there is a message now: receive first. Throws as {@link #receive()} when the sender has gone.
+     */
+    public boolean arm() {
+        return received == 0 && armed(Native.RECEIVER_ARM) == PeltonException.OK;
+    }
+
+    /** Ends what {@link #arm} began: when the descriptor is readable, before the messages are received. */
+    public void disarm() {
+        armed(Native.RECEIVER_DISARM);
+    }
+
+    private int armed(MethodHandle function) {
+        long address = enter();
+        try {
+            int result = (int) function.invokeExact(address);
+            PeltonException.check(result);
+            return result;
+        } catch (Throwable failure) {
+            throw Native.unexpected(failure);
+        } finally {
+            exit();
+        }
+    }
+
     private byte @Nullable [] copy(long deadlineNs) throws InterruptedException {
         long address = enter();
         try {
@@ -194,6 +274,52 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
             }
             delivered(address);
             return bytes;
+        } finally {
+            exit();
+        }
+    }
+
+    private boolean copy(ByteBuffer to, long deadlineNs) throws InterruptedException {
+        long address = enter();
+        try {
+            if (!fetch(address, 1, deadlineNs)) return false;
+            begin();
+            try {
+                message.copyTo(to);
+            } finally {
+                message.end();
+            }
+            delivered(address);
+            return true;
+        } finally {
+            exit();
+        }
+    }
+
+    private @Nullable HeldMessage hold(long deadlineNs) throws InterruptedException {
+        long address = enter();
+        try {
+            if (!fetch(address, 1, deadlineNs)) return null;
+            // The library holds no message of a batch.
+            if (isBatch) {
+                begin();
+                HeldMessage held;
+                try {
+                    held = HeldMessage.ofCopy(message);
+                } finally {
+                    message.end();
+                }
+                delivered(address);
+                return held;
+            }
+            long data = messages.get(JAVA_LONG, 0), size = messages.get(JAVA_LONG, 8);
+            PeltonException.check((int) Native.RECEIVER_HOLD.invokeExact(address, outCount));
+            received = delivered = 0;
+            return new HeldMessage(outCount.get(JAVA_LONG, 0), data, size);
+        } catch (InterruptedException interrupted) {
+            throw interrupted;
+        } catch (Throwable failure) {
+            throw Native.unexpected(failure);
         } finally {
             exit();
         }
@@ -262,6 +388,7 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
             throw Native.unexpected(failure);
         }
         received = (int) outCount.get(JAVA_LONG, 0);
+        isBatch = count > 1;
         return true;
     }
 

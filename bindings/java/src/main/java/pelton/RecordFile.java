@@ -5,9 +5,7 @@ import static java.lang.foreign.ValueLayout.JAVA_LONG;
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
 import java.lang.invoke.MethodHandle;
-import java.lang.ref.Reference;
 import java.nio.file.Path;
-import java.util.concurrent.locks.ReentrantLock;
 
 /**
  * Appends messages to a file, which {@link RecordReader} and {@code pelton cat} read. It collects messages, and writes
@@ -18,8 +16,7 @@ import java.util.concurrent.locks.ReentrantLock;
  * at the path. Any number of threads use it; {@link #appender} is for a thread that appends much. A write keeps the
  * carrier of a virtual thread.
  */
-public final class RecordFile extends Handle {
-    private final ReentrantLock lock = new ReentrantLock();
+public final class RecordFile extends LockedHandle {
     private final Appender own;
 
     private RecordFile(long address) {
@@ -54,8 +51,9 @@ public final class RecordFile extends Handle {
     }
 
     /**
-     * Appends a message; the file has all messages that this appends in order. Waits only for the file, when the buffer
-     * is full. Throws as {@link Appender#append}.
+     * Appends a message to a buffer that the threads share, one after the other: their messages are in the file in the
+     * order of these calls. Waits for other threads' calls, and for the file when the buffer is full. Throws as {@link
+     * Appender#append(MemorySegment)}.
      */
     public void append(byte[] message) {
         lock.lock();
@@ -81,12 +79,6 @@ public final class RecordFile extends Handle {
         } finally {
             unlock();
         }
-    }
-
-    /** A file that is garbage is closed: not before the call with its handle has returned. */
-    private void unlock() {
-        lock.unlock();
-        Reference.reachabilityFence(this);
     }
 
     /** Writes everything that was appended, by any appender. Waits for the file. Throws {@link PeltonException}. */

@@ -239,4 +239,12 @@ public final class Sender extends Handle {
             exit();
         }
     }
+
+    /**
+     * Returns a subscriber that sends what a publisher publishes, with back-pressure. The sender is the subscriber's
+     * from the subscription on, which closes it at the end.
+     */
+    public SenderSubscriber subscriber() {
+        return new SenderSubscriber(this);
+    }
 }

@@ -1,6 +1,5 @@
 package pelton;
 
-
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
 import java.lang.invoke.MethodHandle;
@@ -42,9 +41,7 @@ public final class Service extends Handle {
      * clients. Throws {@link PeltonException} if another process listens there.
      */
     public static Service listen(String name, Options options) {
-        try (Arena arena = Arena.ofConfined()) {
-            return new Service(open(Native.SERVICE_OPEN, name, options.service(arena), arena));
-        }
+        return new Service(open(Native.SERVICE_OPEN, name, options::service));
     }
 
     /** As {@link #listen(String, Options)} with {@link Options#DEFAULTS}. */
@@ -190,7 +187,8 @@ public final class Service extends Handle {
         synchronized (running) {
             while (!running.isEmpty()) {
                 try {
-                    running.wait();
+                    running.wait(CANCEL_NS / 1_000_000);
+                    for (Request request : running) if (request.isCancelled()) request.interrupt();
                 } catch (InterruptedException interrupted) {
                     wasInterrupted = true;
                     dropWaiting();

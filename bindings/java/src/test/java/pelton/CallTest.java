@@ -530,6 +530,31 @@ class CallTest {
     }
 
     @Test
+    void cancelled_calls_make_way_for_those_that_wait() throws Exception {
+        CountDownLatch interrupted = new CountDownLatch(1024);
+        Service.Handler handler = request -> {
+            if (!new String(request.bytes()).equals("hold")) return request.bytes();
+            try {
+                Thread.sleep(Long.MAX_VALUE);
+            } finally {
+                interrupted.countDown();
+            }
+            return null;
+        };
+        try (Running running = new Running(name, Options.DEFAULTS, true, handler);
+                Client client = Client.connect(name, PATIENT)) {
+            List<Call> held = new ArrayList<>();
+            for (int i = 0; i < 1024; i++) held.add(client.stream("hold".getBytes()));
+            List<CompletableFuture<byte[]>> waiting = new ArrayList<>();
+            for (int i = 0; i < 100; i++) waiting.add(client.callAsync(bytes(i)));
+            for (Call call : held) call.close();
+            for (int i = 0; i < 100; i++) assertArrayEquals(bytes(i), waiting.get(i).get());
+            interrupted.await();
+            assertTrue(running.service.isOpen());
+        }
+    }
+
+    @Test
     void ten_thousand_virtual_threads_are_in_calls_at_once_on_two_carriers() throws Exception {
         int clientCount = 10, each = 1000;
         Process process = serves(name);

@@ -8,20 +8,38 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import io.netty.channel.EventLoopGroup;
+import io.netty.channel.IoEventLoop;
+import io.netty.channel.MultiThreadIoEventLoopGroup;
+import io.netty.channel.epoll.EpollIoHandler;
+import java.io.ByteArrayInputStream;
+import java.io.InputStream;
 import java.lang.foreign.MemorySegment;
+import java.lang.foreign.ValueLayout;
 import java.lang.management.ManagementFactory;
+import java.nio.BufferOverflowException;
+import java.nio.ByteBuffer;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
+import java.util.Iterator;
 import java.util.List;
+import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Executors;
+import java.util.concurrent.Flow;
 import java.util.concurrent.Future;
 import java.util.concurrent.FutureTask;
+import java.util.concurrent.Semaphore;
+import java.util.concurrent.SubmissionPublisher;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.logging.Handler;
@@ -149,6 +167,153 @@ class ChannelTest {
             assertThrows(
                     IllegalStateException.class,
                     () -> segments.getFirst().get(java.lang.foreign.ValueLayout.JAVA_BYTE, 0));
+        }
+    }
+
+    @Test
+    void a_publisher_takes_what_is_requested_and_a_subscriber_sends_until_the_end() throws Exception {
+        Options options = Options.DEFAULTS.withCreate(true).withTimeout(LIMIT);
+        String path = "path:" + directory.resolve("channel");
+        try (Sender sender = Sender.connect(path, Options.DEFAULTS.withCreate(true))) {
+            for (int i = 0; i < 5; i++) sender.send(bytes(i));
+            List<byte[]> taken = new ArrayList<>();
+            CompletableFuture<Flow.Subscription> two = new CompletableFuture<>();
+            Receiver receiver = Receiver.connect(path, options);
+            Iterator<byte[]> iterator = receiver.iterator();
+            assertTrue(iterator.hasNext() && iterator.hasNext());
+            receiver.publisher().subscribe(new Flow.Subscriber<>() {
+                private Flow.Subscription subscription;
+
+                @Override
+                public void onSubscribe(Flow.Subscription subscription) {
+                    this.subscription = subscription;
+                    subscription.request(2);
+                }
+
+                @Override
+                public void onNext(byte[] message) {
+                    taken.add(message);
+                    if (taken.size() == 2) two.complete(subscription);
+                }
+
+                @Override
+                public void onError(Throwable failure) {
+                    two.completeExceptionally(failure);
+                }
+
+                @Override
+                public void onComplete() {}
+            });
+            two.get().cancel();
+            // It waits for the role, which the cancellation frees. What was not requested is there still.
+            try (Receiver next = Receiver.connect(path, options)) {
+                assertArrayEquals(bytes(0), taken.get(0));
+                assertArrayEquals(bytes(1), taken.get(1));
+                for (int i = 2; i < 5; i++) assertArrayEquals(bytes(i), next.receive());
+            }
+        }
+        try (Pair pair = pair(Options.DEFAULTS.withCapacity(64 << 10));
+                SubmissionPublisher<byte[]> publisher = new SubmissionPublisher<>(Runnable::run, 16)) {
+            SenderSubscriber subscriber = pair.sender.subscriber();
+            publisher.subscribe(subscriber);
+            // Into a lane that is smaller, and a buffer: the publisher learns of the slow receiver.
+            boolean isSlow = false;
+            int count = 0;
+            while (!isSlow) {
+                byte[] message = new byte[4000];
+                message[0] = (byte) count;
+                isSlow = publisher.offer(message, null) < 0;
+                if (!isSlow) count++;
+            }
+            publisher.close();
+            int received = 0;
+            for (byte[] message : pair.receiver) assertEquals((byte) received++, message[0]);
+            assertEquals(count, received);
+            subscriber.sent().get();
+        }
+        try (Pair pair = pair(Options.DEFAULTS);
+                SubmissionPublisher<byte[]> publisher = new SubmissionPublisher<>()) {
+            SenderSubscriber subscriber = pair.sender.subscriber();
+            publisher.subscribe(subscriber);
+            publisher.closeExceptionally(new IllegalStateException("broken"));
+            assertThrows(PeltonException.Closed.class, pair.receiver::receive);
+            assertEquals(
+                    "broken",
+                    assertThrows(ExecutionException.class, subscriber.sent()::get).getCause().getMessage());
+        }
+        try (Pair pair = pair(Options.DEFAULTS);
+                SubmissionPublisher<byte[]> publisher = new SubmissionPublisher<>()) {
+            SenderSubscriber subscriber = pair.sender.subscriber();
+            publisher.subscribe(subscriber);
+            publisher.submit(bytes(1));
+            assertArrayEquals(bytes(1), pair.receiver.receive());
+            subscriber.sent().cancel(true);
+            assertThrows(PeltonException.Closed.class, pair.receiver::receive);
+            // The subscriber's thread is about to leave it.
+            while (!isFree(pair.sender)) Thread.onSpinWait();
+        }
+    }
+
+    @Test
+    void a_held_message_is_there_until_it_is_released_and_a_buffer_gets_a_copy() throws Exception {
+        try (Pair pair = pair(Options.DEFAULTS)) {
+            for (int i = 10; i < 19; i++) pair.sender.send(bytes(i));
+            HeldMessage held = pair.receiver.receiveHeld();
+            assertArrayEquals(bytes(11), pair.receiver.receive());
+            MemorySegment segment = held.segment();
+            ByteBuffer buffer = held.buffer();
+            assertArrayEquals(bytes(10), segment.toArray(ValueLayout.JAVA_BYTE));
+            assertEquals('1', buffer.get(0));
+            assertTrue(segment.isReadOnly() && buffer.isReadOnly());
+            assertThrows(
+                    WrongThreadException.class,
+                    () -> unwrapped(started(() -> segment.get(ValueLayout.JAVA_BYTE, 0))));
+            held.close();
+            held.close();
+            assertThrows(IllegalStateException.class, () -> segment.get(ValueLayout.JAVA_BYTE, 0));
+            assertThrows(IllegalStateException.class, () -> buffer.get(0));
+            assertThrows(IllegalStateException.class, () -> held.buffer().get(0));
+
+            // The library holds none of a batch: this is a copy.
+            assertThrows(IllegalStateException.class, () -> pair.receiver.receiveMany(message -> {
+                throw new IllegalStateException("after the first of a batch");
+            }, 3));
+            try (HeldMessage copy = pair.receiver.receiveHeld()) {
+                assertArrayEquals(bytes(13), copy.segment().toArray(ValueLayout.JAVA_BYTE));
+            }
+            for (ByteBuffer to : List.of(ByteBuffer.allocate(5), ByteBuffer.allocateDirect(5))) {
+                to.put((byte) 'x');
+                pair.receiver.receive(to);
+                assertTrue(pair.receiver.receive(to, LIMIT));
+                assertThrows(BufferOverflowException.class, () -> pair.receiver.receive(to));
+                assertEquals(0, to.remaining());
+                byte[] all = new byte[5];
+                to.flip().get(all);
+                assertEquals(to.hasArray() ? "x1415" : "x1617", new String(all));
+            }
+            HeldMessage last = pair.receiver.receiveHeld();
+            assertFalse(pair.receiver.receive(ByteBuffer.allocate(1), Duration.ZERO));
+            assertNull(pair.receiver.receiveHeld(Duration.ZERO));
+            pair.receiver.close();
+            assertArrayEquals(bytes(18), last.segment().toArray(ValueLayout.JAVA_BYTE));
+            last.close();
+        }
+    }
+
+    private static boolean isFree(Sender sender) {
+        try {
+            sender.close();
+            return true;
+        } catch (WrongThreadException inUse) {
+            return false;
+        }
+    }
+
+    private static <T> T unwrapped(Future<T> result) throws Throwable {
+        try {
+            return result.get();
+        } catch (ExecutionException failure) {
+            throw failure.getCause();
         }
     }
 
@@ -332,6 +497,53 @@ class ChannelTest {
     }
 
     @Test
+    void an_event_loop_of_netty_receives_between_threads_by_the_descriptor() throws Exception {
+        EventLoopGroup loops = new MultiThreadIoEventLoopGroup(1, EpollIoHandler.newFactory());
+        try (ThreadChannel channel = ThreadChannel.create()) {
+            Semaphore arrived = new Semaphore(0);
+            List<String> received = Collections.synchronizedList(new ArrayList<>());
+            Set<Thread> threads = ConcurrentHashMap.newKeySet();
+            CompletableFuture<Void> ended = NettyReceiver.run(
+                    channel.receiver(),
+                    message -> {
+                        threads.add(Thread.currentThread());
+                        received.add(new String(message.toArray()));
+                        arrived.release();
+                    },
+                    (IoEventLoop) loops.next());
+            int sent = 0;
+            // One at a time while the loop sleeps, and more than it takes in a turn.
+            for (int count : new int[] {1, 1, 1000, 1}) {
+                for (int i = 0; i < count; i++) channel.sender().send(bytes(sent++));
+                arrived.acquire(count);
+            }
+            channel.sender().close();
+            ended.get();
+            for (int i = 0; i < sent; i++) assertEquals(Integer.toString(i), received.get(i));
+            assertEquals(1, threads.size());
+        } finally {
+            loops.shutdownGracefully(0, 1, TimeUnit.SECONDS).sync();
+        }
+    }
+
+    @Test
+    void options_limit_senders_users_and_memory() throws Exception {
+        try (Receiver receiver = Receiver.gather(name, Options.DEFAULTS.withLanes(1).withAllowUids(12345, -2))) {
+            Future<Sender> first = started(() -> Sender.connect(name, PATIENT));
+            while (!first.isDone()) assertNull(receiver.receive(Duration.ofMillis(1)));
+            Future<Sender> second = started(() -> Sender.connect(name, PATIENT));
+            while (!second.isDone()) assertNull(receiver.receive(Duration.ofMillis(1)));
+            assertThrows(PeltonException.class, () -> unwrapped(second));
+            first.get().close();
+        }
+        assertThrows(
+                PeltonException.class, () -> Receiver.gather(name, Options.DEFAULTS.withMemoryBytesMax(1000)).close());
+        assertThrows(
+                PeltonException.class, () -> Service.listen(name, Options.DEFAULTS.withMemoryBytesMax(1000)).close());
+        assertThrows(PeltonException.class, () -> Service.listen(name, Options.DEFAULTS.withLanes(5000)).close());
+    }
+
+    @Test
     void a_gathering_receiver_gets_the_messages_of_all_senders() throws Exception {
         try (Receiver receiver = Receiver.gather(name, Options.DEFAULTS)) {
             for (int i = 0; i < 3; i++)
@@ -357,6 +569,16 @@ class ChannelTest {
         try (Receiver receiver = Receiver.connect(path)) {
             for (int i = 0; i < 100; i++) assertArrayEquals(bytes(i), receiver.receive(LIMIT));
         }
+    }
+
+    @Test
+    void the_jar_has_a_library_for_each_architecture() throws Exception {
+        Map<String, InputStream> jar = Map.of(
+                "native/amd64/libpelton.so", new ByteArrayInputStream(new byte[] {1}),
+                "native/aarch64/libpelton.so", new ByteArrayInputStream(new byte[] {2}));
+        assertArrayEquals(new byte[] {2}, Native.carried(jar::get, "aarch64"));
+        assertArrayEquals(new byte[] {1}, Native.carried(jar::get, "amd64"));
+        assertNull(Native.carried(jar::get, "riscv64"));
     }
 
     @Test
@@ -477,6 +699,31 @@ class ChannelTest {
             assertEquals(0, allocated[allocated.length / 2], () -> Arrays.toString(allocated));
             assertTrue(Arrays.stream(allocated).sum() < count, () -> Arrays.toString(allocated));
             assertTrue(grown < 8 << 10, grown + " KiB");
+
+            ByteBuffer buffer = ByteBuffer.allocate(256);
+            Callable<Object> buffered = () -> {
+                pair.receiver.receive(buffer.clear());
+                return null;
+            };
+            Callable<Object> held = () -> {
+                pair.receiver.receiveHeld().close();
+                return null;
+            };
+            List<Long> each = new ArrayList<>();
+            for (Callable<Object> receive : List.of(buffered, held)) {
+                byte[] message = new byte[256];
+                long[] rounds = new long[11];
+                for (int round = 0; round < rounds.length; round++) {
+                    for (int i = 0; i < 1_000; i++) pair.sender.send(message);
+                    long before = threads.getCurrentThreadAllocatedBytes();
+                    for (int i = 0; i < 1_000; i++) receive.call();
+                    rounds[round] = threads.getCurrentThreadAllocatedBytes() - before;
+                }
+                each.add(rounds[rounds.length - 1] / 1_000);
+            }
+            assertEquals(0, each.get(0));
+            // As its documentation says.
+            assertTrue(each.get(1) <= 500, () -> each.toString());
         }
     }
 

@@ -2,10 +2,13 @@ package pelton;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ch.qos.logback.classic.LoggerContext;
+import ch.qos.logback.classic.encoder.PatternLayoutEncoder;
 import java.lang.foreign.MemorySegment;
 import java.nio.channels.FileChannel;
 import java.nio.file.Files;
@@ -143,5 +146,43 @@ class RecordFileTest {
             logger.removeHandler(handler);
             handler.close();
         }
+    }
+
+    @Test
+    void an_appender_of_logback_writes_each_event() throws Exception {
+        Path path = directory.resolve("logback.records");
+        LoggerContext context = new LoggerContext();
+        PatternLayoutEncoder encoder = new PatternLayoutEncoder();
+        encoder.setContext(context);
+        encoder.setPattern("%level %msg%n");
+        encoder.start();
+        RecordFileAppender appender = new RecordFileAppender();
+        appender.setContext(context);
+        appender.setName("RECORDS");
+        appender.start();
+        assertFalse(appender.isStarted());
+        assertTrue(context.getStatusManager().getCopyOfStatusList().stream()
+                .anyMatch(status -> status.getMessage().contains("has no <file>: add one")));
+        appender.setFile(path.toString());
+        appender.setEncoder(encoder);
+        appender.start();
+        ch.qos.logback.classic.Logger logger = context.getLogger("test");
+        logger.addAppender(appender);
+        List<Thread> threads = new ArrayList<>();
+        for (int thread = 0; thread < 4; thread++)
+            threads.add(Thread.startVirtualThread(() -> {
+                for (int i = 0; i < 1000; i++) logger.info("number {}", i);
+            }));
+        for (Thread thread : threads) thread.join();
+        context.stop();
+        int[] counts = new int[1000];
+        try (RecordReader reader = RecordReader.open(path)) {
+            for (byte[] message : reader) {
+                String text = new String(message);
+                assertTrue(text.startsWith("INFO number "), text);
+                counts[Integer.parseInt(text.substring(12))]++;
+            }
+        }
+        for (int count : counts) assertEquals(4, count);
     }
 }

@@ -1,38 +1,21 @@
-//! Writes the manual pages of `pelton`, and its completions for bash, zsh and fish, below the directory PREFIX, where
-//! `man` and the shells find them. The pages show DATE:
-//!
-//!     cargo run --example manual -- PREFIX YYYY-MM-DD
+//! Manual pages and completions of a program, from the definition of its command line.
 
 use clap::Command;
 use clap_complete::Shell;
 use clap_mangen::Man;
 use std::{fmt::Write as _, fs, io, path::Path};
 
-fn main() -> io::Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [prefix, date] = &arguments[..] else {
-        let found = arguments.len();
-        return Err(io::Error::other(format!("found {found} arguments, wanted two: PREFIX YYYY-MM-DD")));
-    };
-    let prefix = Path::new(prefix);
-
-    // Without the commands that only the tool itself starts.
-    let all = pelton_cli::command();
-    let mut command = Command::new("pelton")
-        .version(env!("CARGO_PKG_VERSION"))
-        .about(all.get_about().cloned().unwrap_or_default())
-        .after_help(all.get_after_help().cloned().unwrap_or_default())
-        .subcommand_required(true)
-        .subcommands(all.get_subcommands().filter(|command| !command.is_hide_set()).cloned());
-
+/// Writes those of `command` below `prefix`; the pages show `date`.
+pub fn write(mut command: Command, prefix: &Path, date: &str) -> io::Result<()> {
+    let name = command.get_name().to_owned();
     for (shell, file) in [
-        (Shell::Bash, "share/bash-completion/completions/pelton"),
-        (Shell::Zsh, "share/zsh/site-functions/_pelton"),
-        (Shell::Fish, "share/fish/vendor_completions.d/pelton.fish"),
+        (Shell::Bash, format!("share/bash-completion/completions/{name}")),
+        (Shell::Zsh, format!("share/zsh/site-functions/_{name}")),
+        (Shell::Fish, format!("share/fish/vendor_completions.d/{name}.fish")),
     ] {
         let file = prefix.join(file);
         fs::create_dir_all(file.parent().expect("it is below the prefix"))?;
-        clap_complete::generate(shell, &mut command.clone(), "pelton", &mut fs::File::create(file)?);
+        clap_complete::generate(shell, &mut command.clone(), &name, &mut fs::File::create(file)?);
     }
 
     let pages = prefix.join("share/man/man1");

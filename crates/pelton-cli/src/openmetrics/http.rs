@@ -1,4 +1,4 @@
-//! Serves one text by HTTP to whatever scrapes it: a few connections side by side in this thread, each with a deadline,
+//! Serves texts by HTTP to whatever scrapes it: a few connections side by side in this thread, each with a deadline,
 //! each for one request.
 
 use super::Format;
@@ -6,7 +6,7 @@ use crate::{failure::Failure, signals::Signals};
 use rustix::event::PollFlags;
 use std::{
     io::{ErrorKind, Read as _, Write as _},
-    net::{TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd as _,
     time::{Duration, Instant},
 };
@@ -28,11 +28,24 @@ struct Client {
     response: Option<Vec<u8>>,
 }
 
-/// Serves until a signal, which is the result. `scrape` makes the text.
+/// Listens for clients; `option` has the address.
+pub fn listen(option: &str, address: SocketAddr) -> Result<TcpListener, Failure> {
+    TcpListener::bind(address).map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable | ErrorKind::PermissionDenied => {
+            Failure::Refused(format!("{option} {address}: {error}: choose another address or port"))
+        }
+        _ => Failure::system(format!("listening at {address}"), error),
+    })
+}
+
+/// The status and the text of a path, if there is such a path. The format is the one that the client wants of metrics.
+pub type Page = Option<(&'static str, String)>;
+
+/// Serves until a signal, which is the result. `page` makes the text of each path; `/metrics` is one.
 pub fn serve(
     listener: &TcpListener,
     signals: &Signals,
-    mut scrape: impl FnMut(Format) -> String,
+    mut page: impl FnMut(&str, Format) -> Page,
 ) -> Result<(), Failure> {
     listener.set_nonblocking(true).map_err(|error| Failure::system("the listening socket", error))?;
     let mut clients: Vec<Client> = Vec::new();
@@ -48,7 +61,7 @@ pub fn serve(
         });
         let ready = signals.poll_all([(listener.as_fd(), accepting)].into_iter().chain(waits), timeout)?;
         let mut is_ready = ready[1..].iter();
-        clients.retain_mut(|client| !is_ready.next().expect("one for each") || client.go_on(&mut scrape));
+        clients.retain_mut(|client| !is_ready.next().expect("one for each") || client.go_on(&mut page));
         if ready[0] {
             // A client that has left in the meantime, or too few descriptors: the next round tries again.
             match listener.accept() {
@@ -67,9 +80,9 @@ pub fn serve(
 
 impl Client {
     /// Reads or writes what is possible now. Returns whether there is more to do.
-    fn go_on(&mut self, scrape: &mut impl FnMut(Format) -> String) -> bool {
+    fn go_on(&mut self, page: &mut impl FnMut(&str, Format) -> Page) -> bool {
         let done = match self.response {
-            None => self.read(scrape),
+            None => self.read(page),
             Some(_) => self.write(),
         };
         match done {
@@ -78,11 +91,11 @@ impl Client {
         }
     }
 
-    fn read(&mut self, scrape: &mut impl FnMut(Format) -> String) -> std::io::Result<bool> {
+    fn read(&mut self, page: &mut impl FnMut(&str, Format) -> Page) -> std::io::Result<bool> {
         let mut bytes = [0; 4096];
         let read = self.stream.read(&mut bytes)?;
         self.request.extend_from_slice(&bytes[..read]);
-        match respond(&self.request, scrape) {
+        match respond(&self.request, page) {
             Some(response) => self.response = Some(response),
             None => return Ok(read > 0),
         }
@@ -101,7 +114,7 @@ impl Client {
 }
 
 /// The response to a request, once it is complete.
-fn respond(request: &[u8], scrape: &mut impl FnMut(Format) -> String) -> Option<Vec<u8>> {
+fn respond(request: &[u8], page: &mut impl FnMut(&str, Format) -> Page) -> Option<Vec<u8>> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut parsed = httparse::Request::new(&mut headers);
     let plain = "text/plain; charset=utf-8";
@@ -115,20 +128,21 @@ fn respond(request: &[u8], scrape: &mut impl FnMut(Format) -> String) -> Option<
     }
     let path = parsed.path.unwrap_or_default().split('?').next().unwrap_or_default();
     let with_body = parsed.method != Some("HEAD");
-    Some(match (parsed.method, path) {
-        (Some("GET" | "HEAD"), "/metrics") => {
-            let takes_openmetrics = parsed.headers.iter().any(|header| {
-                header.name.eq_ignore_ascii_case("accept")
-                    && String::from_utf8_lossy(header.value).contains("application/openmetrics-text")
-            });
-            let (format, kind) = match takes_openmetrics {
-                true => (Format::Openmetrics, "application/openmetrics-text; version=1.0.0; charset=utf-8"),
-                false => (Format::Text, "text/plain; version=0.0.4; charset=utf-8"),
-            };
-            response("200 OK", kind, &scrape(format), with_body)
-        }
-        (Some("GET" | "HEAD"), _) => response("404 Not Found", plain, "the metrics are at /metrics\n", with_body),
-        _ => response("405 Method Not Allowed", plain, "GET /metrics\n", true),
+    if !matches!(parsed.method, Some("GET" | "HEAD")) {
+        return Some(response("405 Method Not Allowed", plain, "GET /metrics\n", true));
+    }
+    let takes_openmetrics = parsed.headers.iter().any(|header| {
+        header.name.eq_ignore_ascii_case("accept")
+            && String::from_utf8_lossy(header.value).contains("application/openmetrics-text")
+    });
+    let (format, kind) = match (path, takes_openmetrics) {
+        ("/metrics", true) => (Format::Openmetrics, "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        ("/metrics", false) => (Format::Text, "text/plain; version=0.0.4; charset=utf-8"),
+        _ => (Format::Text, plain),
+    };
+    Some(match page(path, format) {
+        Some((status, text)) => response(status, kind, &text, with_body),
+        None => response("404 Not Found", plain, "the metrics are at /metrics\n", with_body),
     })
 }
 
@@ -148,7 +162,9 @@ mod tests {
     #[test]
     fn requests_get_their_status_and_format() {
         let answer = |request: &str| {
-            let response = respond(request.as_bytes(), &mut |format| format!("{format:?}\n"))?;
+            let response = respond(request.as_bytes(), &mut |path, format| {
+                (path == "/metrics").then(|| ("200 OK", format!("{format:?}\n")))
+            })?;
             let text = String::from_utf8(response).unwrap();
             let (head, body) = text.split_once("\r\n\r\n").unwrap();
             Some((head[9..12].to_owned(), body.to_owned()))

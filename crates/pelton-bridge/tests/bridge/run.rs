@@ -1,0 +1,244 @@
+//! `run`: many bridges in one process, their reload, `--check`, metrics and health.
+
+use crate::{
+    Place, next, refused, send,
+    support::{Running, bridge, eventually, free_port},
+};
+use async_nats::jetstream::stream;
+use pelton::{Options, Receiver, Sender, Traceparent};
+use rustix::process::Signal;
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    os::unix::net::UnixDatagram,
+    time::Instant,
+};
+
+fn configure(place: &Place, text: &str) -> String {
+    let path = place.path("bridges.toml");
+    let url = place.server.url();
+    std::fs::write(&path, format!("nats = \"{url}\"\nstream = \"S\"\n{text}")).unwrap();
+    path
+}
+
+#[track_caller]
+fn receive(receiver: &mut Receiver, numbers: std::ops::Range<u32>) {
+    for number in numbers {
+        assert_eq!(next(receiver), number.to_string());
+    }
+}
+
+#[test]
+fn a_reload_ends_and_starts_only_what_has_changed_and_loses_nothing() {
+    let Some(place) = Place::new(&[]) else { return };
+    place.make_stream(stream::Config::default());
+    let (path, connect) = (place.path("a"), format!("unix:{}", place.path("socket")));
+    let inward = |name: &str| {
+        let channel = place.channel(&format!("to-{name}"));
+        format!("[[in]]\nsubject = 's.{name}'\nchannel = '{channel}'\n")
+    };
+    let outward = |name: &str, channel: &str, more: &str| {
+        format!("[[out]]\nchannel = '{channel}'\nsubject = 's.{name}'\n{more}\n")
+    };
+    let channel = format!("path:{path}");
+    let both =
+        |more: &str| [outward("a", &channel, more), outward("b", &connect, more), inward("a"), inward("b")].concat();
+    let config = configure(&place, &both(""));
+    let mut running = Running::start("run", &mut bridge(&["run", &config]));
+    running.says("out: unix:");
+    let (mut by_path, mut by_connect) = (place.sender(), Options::new().connect_sender(&connect).unwrap());
+    let receiver = |name: &str| Options::new().create_receiver(place.path(&format!("to-{name}"))).unwrap();
+    let mut receivers = [receiver("a"), receiver("b")];
+    let mut sent = 0;
+    let mut pass = |then: &dyn Fn()| {
+        for number in sent..sent + 200 {
+            let text = number.to_string();
+            send(&mut by_path, &text);
+            persist(&mut by_connect, |sender| sender.send(text.as_bytes()));
+            if number == sent + 100 {
+                then();
+            }
+        }
+        // By connect, the sender gives its messages to the next receiver.
+        persist(&mut by_connect, Sender::wait_released);
+        receivers.iter_mut().for_each(|receiver| receive(receiver, sent..sent + 200));
+        sent += 200;
+    };
+    pass(&|| {});
+    // Both bridges outwards change, the others go on.
+    configure(&place, &both("packed = true"));
+    pass(&|| running.signal(Signal::HUP));
+    running.says("reload: 2 go on, 2 have ended, 2 start");
+    // An invalid file changes nothing.
+    configure(&place, &both("colour = 'red'"));
+    pass(&|| running.signal(Signal::HUP));
+    running.says("reload refused, the bridges go on as before");
+    running.says("--colour");
+    // One is gone, a new one that is refused does not disturb the others.
+    let lost = outward("lost", &place.channel("lost"), "stream = 'NONE'").replace("stream = 'S'", "");
+    configure(&place, &[both("packed = true"), lost].concat());
+    pass(&|| running.signal(Signal::HUP));
+    running.says("lost has ended, until the next reload: the server has no stream NONE");
+    pass(&|| {});
+    running.signal(Signal::TERM);
+    let (code, errors) = running.wait();
+    assert_eq!(code, Some(143), "{errors}");
+    assert_eq!(errors.matches("out: ").count(), 4, "{errors}");
+    assert_eq!(errors.matches(" from sequence ").count(), 2, "{errors}");
+}
+
+/// Does `work` on the sender of a channel by connect, also after its receiver has ended.
+fn persist(sender: &mut Sender, mut work: impl FnMut(&mut Sender) -> pelton::Result<()>) {
+    while let Err(error) = work(sender) {
+        assert!(error.is_closed() || error.is_peer_died(), "{error}");
+        sender.resume().unwrap();
+    }
+}
+
+#[test]
+fn a_check_says_what_would_fail_and_carries_nothing() {
+    let Some(place) = Place::new(&[]) else { return };
+    let channel = place.channel("a");
+    let out = format!("[[out]]\nchannel = '{channel}'\nsubject = 's.a'\n");
+    let check = |text: &str| Running::start("run", &mut bridge(&["run", "--check", &configure(&place, text)]));
+    refused(check(&out), 3, &["out path:", "no stream S"]);
+    refused(check(&format!("{out}create = true")), 0, &["can run"]);
+    // It has created nothing.
+    refused(check(&out), 3, &["no stream S"]);
+    place.make_stream(stream::Config::default());
+    refused(check(&out), 0, &["can run"]);
+    refused(check(&format!("{out}require-replicas = 3")), 3, &["has 1 replicas"]);
+    let nobody = format!("nats = 'nats://127.0.0.1:{}'\nconnect-timeout = 0.1\n", free_port());
+    refused(check(&format!("{out}{nobody}")), 0, &["the server was not checked", "no connection"]);
+    refused(check("[[in]]\nsubject = 's.a'\nchannel = 'short'\n"), 2, &["in short: ", "--position"]);
+    refused(check("[[out]]\n"), 2, &["bridges.toml", "channel is missing"]);
+    assert!(!std::path::Path::new(&place.path("a")).exists());
+    let words = ["run", "--check", "/nowhere.toml"];
+    refused(Running::start("run", &mut bridge(&words)), 2, &["/nowhere.toml"]);
+}
+
+/// The body of a page, and its status.
+fn page(port: u16, path: &str) -> (String, String) {
+    let mut socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    socket.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).unwrap();
+    let mut text = String::new();
+    socket.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head[9..12].to_owned(), body.to_owned())
+}
+
+#[test]
+fn metrics_and_health_say_what_the_bridges_do() {
+    let Some(mut place) = Place::new(&[]) else { return };
+    place.make_stream(stream::Config::default());
+    let (a, b) = (place.channel("a"), place.channel("b"));
+    let out = format!("[[out]]\nchannel = '{a}'\nsubject = 's.a'\n");
+    let config = configure(&place, &format!("{out}[[in]]\nsubject = 's.a'\nchannel = '{b}'\n"));
+    let port = free_port();
+    let address = format!("127.0.0.1:{port}");
+    let notified = UnixDatagram::bind(place.path("notify")).unwrap();
+    let mut command = bridge(&["run", &config, "--metrics", &address]);
+    let running = Running::start("run", command.env("NOTIFY_SOCKET", place.path("notify")));
+    let state = || {
+        let mut bytes = [0; 100];
+        let count = notified.recv(&mut bytes).unwrap();
+        String::from_utf8(bytes[..count].to_vec()).unwrap()
+    };
+    assert_eq!(state(), "READY=1");
+    let (mut sender, mut receiver) = (place.sender(), place.receiver());
+    for number in 0..100 {
+        send(&mut sender, &number.to_string());
+    }
+    receive(&mut receiver, 0..100);
+    let value = |metric: &str, name: &str| {
+        let (_, body) = page(port, "/metrics");
+        let begin = format!("pelton_bridge_{metric}{{bridge=\"{name}\"");
+        let line = body.lines().find(|line| line.starts_with(&begin)).unwrap_or_else(|| panic!("{begin} in {body}"));
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+    };
+    eventually("both bridges to have counted", || {
+        value("messages_total", &a) == 100.0 && value("messages_total", &b) == 100.0
+    });
+    assert_eq!((value("payload_bytes_total", &a), value("payload_bytes_total", &b)), (190.0, 190.0));
+    assert_eq!((value("acks_total", &a), value("publishes_in_flight", &a)), (100.0, 0.0));
+    assert_eq!((value("lag_messages", &a), value("lag_bytes", &a), value("lag_seconds", &a)), (0.0, 0.0, 0.0));
+    assert_eq!((value("lag_messages", &b), value("redeliveries_total", &b)), (0.0, 0.0));
+    assert_eq!(page(port, "/health"), ("200".to_owned(), "2 of 2 carry\n".to_owned()));
+    assert_eq!(page(port, "/").0, "404");
+    // `pelton ls` shows the bridge on both channels, with its process.
+    let shown = pelton::observe::Observer::new().channels().channels;
+    let of = |name: &str| shown.iter().find(|channel| channel.name == name).expect("it is observed");
+    let (first, second) = (&of(&a).receiver, &of(&b).lanes[0].sender);
+    assert_eq!((first.pid, second.pid), (running.pid(), running.pid()));
+    assert!(first.command.contains("pelton-bridge"), "{}", first.command);
+
+    // Without a server, messages wait, and one publish is in flight.
+    place.server.process.kill();
+    eventually("the loss of the connections", || {
+        let (status, text) = page(port, "/health");
+        status == "503" && text.contains(&format!("out {a}: has no connection to NATS\n"))
+    });
+    for number in 100..110 {
+        send(&mut sender, &number.to_string());
+    }
+    eventually("a publish in flight", || value("publishes_in_flight", &a) == 1.0);
+    assert_eq!((value("lag_messages", &a), value("up", &a)), (10.0, 0.0));
+    assert!(value("lag_bytes", &a) > 0.0 && value("lag_seconds", &a) > 0.0);
+    place.server.start_again();
+    receive(&mut receiver, 100..110);
+    assert!(value("reconnects_total", &a) == 1.0 && value("reconnects_total", &b) == 1.0);
+    eventually("both to carry", || page(port, "/health").0 == "200");
+
+    // A bridge that was refused stays in the text until the next reload.
+    let none = format!("[[out]]\nchannel = '{}'\nsubject = 's.c'\nstream = 'NONE'\n", place.channel("c"));
+    configure(&place, &[out, none].concat());
+    running.signal(Signal::HUP);
+    let reloading = state();
+    assert!(reloading.starts_with("RELOADING=1\nMONOTONIC_USEC="), "{reloading}");
+    assert_eq!(state(), "READY=1");
+    eventually("the refusal", || page(port, "/health").1.contains("no stream NONE"));
+    assert_eq!(page(port, "/health").1.lines().count(), 1);
+    running.signal(Signal::TERM);
+    assert_eq!(state(), "STOPPING=1");
+}
+
+#[test]
+fn traceparents_pass_in_both_directions_one_by_one_and_packed() {
+    let Some(place) = Place::new(&[]) else { return };
+    place.make_stream(stream::Config::default());
+    let span = |number: u8| Traceparent::new([7; 16], [number; 8], 1).unwrap();
+    let mut sender = Options::new().traced(true).create_sender(place.path("a")).unwrap();
+    let mut receiver = Options::new().traced(true).create_receiver(place.path("b")).unwrap();
+    let mut run = |more: &[&str], numbers: std::ops::Range<u8>| {
+        for number in numbers.clone() {
+            let traceparent = span(number);
+            // Every third message has none.
+            while let Err(error) = match number % 3 {
+                0 => sender.send(&[number]),
+                _ => sender.send_traced(&[number], traceparent, pelton::Deadline::Never).map(drop),
+            } {
+                assert!(error.is_closed() || error.is_peer_died(), "{error}");
+                sender.resume_until(Instant::now()).unwrap();
+            }
+        }
+        let running = [place.out(more), place.in_(&["--traced"])];
+        running.iter().for_each(|bridge| bridge.says(&format!("{}: ", bridge.name)));
+        for number in numbers {
+            while receiver.find_record(pelton::Deadline::Never).is_err() {
+                receiver.resume().unwrap();
+            }
+            let message = receiver.receive().unwrap();
+            assert_eq!(*message, [number]);
+            assert_eq!(message.traceparent(), (number % 3 > 0).then(|| span(number)), "{number}");
+        }
+    };
+    run(&[], 1..50);
+    run(&["--packed"], 50..100);
+    // The header is that of W3C, which other programs read.
+    let jetstream = place.jetstream();
+    let found = place.runtime.block_on(async {
+        let stream = jetstream.get_stream("S").await.unwrap();
+        stream.get_raw_message(1).await.unwrap().headers.get("traceparent").unwrap().as_str().to_owned()
+    });
+    assert_eq!(found, span(1).to_string());
+}

@@ -1,0 +1,790 @@
+//! The sending endpoint of a broadcast: one lane, which each subscriber reads by a cursor of its own. It admits
+//! subscribers, and detects their ends, within its own calls only.
+
+use crate::acceptor::Acceptor;
+use crate::counters::Counters;
+use crate::doorbells::Doorbells;
+use crate::endpoint::Endpoint;
+use crate::error::{Error, Result};
+use crate::handshake::broadcast::{
+    Joining, PublisherSide, make_broadcast_data, make_broadcast_page, make_cursor_page, new_subscription,
+};
+use crate::link::{Link, this_process};
+use crate::listener::Listener;
+use crate::options::{Options, maker};
+use crate::sender::{CHECK_AFTER, Sent};
+use crate::settings::{Policy, Settings};
+use crate::subscriber::{Subscriber, SubscriberMemory, SubscriberParts, broadcast_memory};
+use crate::transport::{Queue, ThreadTransport};
+use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
+use pelton_lane::{
+    BroadcastProducer, CURSORS_MAX, CursorLoss, CursorPage, Joined, LastRing, ReservedSpace, StartFrom, failpoint,
+};
+use pelton_os::{self as os, Event, Peer, Ready, Segment, Timer, membarrier};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Interval of the checks for subscribers that join or leave, of a publisher that never waits.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
+/// What the timer for a subscriber that holds the publisher up is reported as.
+const HOLD_TIMER: u32 = u32::MAX;
+
+/// The sending endpoint of a broadcast: one publisher, up to 64 subscribers. `Send`, not `Sync`: one thread at a time.
+///
+/// [`Options::publish_at`] publishes to other processes under a name, [`Options::publisher`] to threads of this process
+/// alone. Each message is copied into the lane once, whatever the number of subscribers. Without subscribers, messages
+/// are overwritten by later ones.
+///
+/// Subscribers join, and their ends are detected, **within the publisher's calls**: each call that sends does that at
+/// least every 10 ms, as far as there are calls. A publisher that sends rarely calls [`Publisher::admit`] when its
+/// descriptor is readable.
+///
+/// A subscriber with [`Policy::Gate`] holds the publisher up when it is behind by the whole capacity: then
+/// [`Publisher::send`] waits, and [`Publisher::try_send`] returns [`Sent::Full`]. [`Publisher::subscribers`] shows the
+/// one that does. A killed subscriber holds nothing up, a stopped one does. [`Options::hold_max`] refuses such
+/// subscribers.
+///
+/// ```
+/// # fn main() -> pelton::Result<()> {
+/// let name = format!("unix:{}/publisher-doc-{}", std::env::temp_dir().display(), std::process::id());
+/// let mut publisher = pelton::Options::new().publish_at(&name)?;
+/// // Usually another process:
+/// let receiving = std::thread::spawn(move || -> pelton::Result<Vec<u8>> {
+///     let mut subscriber = pelton::Subscriber::connect(&name)?;
+///     Ok(subscriber.receive()?.to_vec())
+/// });
+/// publisher.wait_subscribers_until(1, pelton::Deadline::Never)?;
+/// publisher.send(b"hello")?;
+/// assert_eq!(receiving.join().unwrap()?, b"hello");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Publisher {
+    /// Dropped before the memory that it points into: `side`, and the cursors of `subscriptions`.
+    lane: BroadcastProducer,
+    endpoint: Endpoint<()>,
+    /// By their slots.
+    subscriptions: [Option<Box<Subscription>>; CURSORS_MAX],
+    side: PublisherSide,
+    acceptor: Option<Acceptor<Joining>>,
+    /// The last number given to a subscriber of another process.
+    number: u32,
+    /// Messages until the clock is read, and from one reading to the next.
+    left: u32,
+    interval: u32,
+    last_check: Instant,
+    /// The subscriber that holds the publisher up, by its last check.
+    held: Option<Held>,
+    /// For an event loop: when a subscriber will have held the publisher up for long enough.
+    timer: Timer,
+}
+
+/// A subscriber, as its publisher knows it.
+#[derive(Debug)]
+struct Subscription {
+    join: u64,
+    /// 0 for a thread.
+    number: u32,
+    policy: pelton_lane::Policy,
+    link: Link,
+    /// The lane uses it until the subscriber is removed.
+    cursor: Arc<Segment>,
+}
+
+impl Subscription {
+    fn page(&self) -> &CursorPage {
+        // SAFETY: the segment maps 64 KiB, which hold the page, and lives as long as `self`. All its words are atomic,
+        // but for the preamble, which was written before it was shared.
+        unsafe { self.cursor.base().cast().as_ref() }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    join: u64,
+    /// Its cursor.
+    number: u64,
+    since: Instant,
+}
+
+/// A subscriber, as [`Publisher::subscribers`] shows it.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct SubscriberState {
+    /// Its process; for a thread, this one.
+    pub peer: Peer,
+    /// Its policy.
+    pub policy: Policy,
+    /// With [`Policy::Gate`]: how long it may hold the publisher up.
+    pub lag_after: Option<Duration>,
+    /// Whether it may be passed now: always with [`Policy::Lag`] and [`Policy::Latest`], and while a subscriber that
+    /// gates has held the publisher up for too long.
+    pub lags: bool,
+    /// Messages sent and not released by it.
+    pub behind: u64,
+    /// Messages that it says to have received.
+    pub messages: u64,
+    /// Messages that it says to have missed.
+    pub missed: u64,
+    /// How long it has been holding the publisher up, if it does: the lane is full, and it is the slowest.
+    pub holds: Option<Duration>,
+}
+
+impl Options<maker::Publish> {
+    /// Creates a publisher for threads of this process, which subscribe by [`Publisher::subscriber`]. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Option`], [`Error::System`].
+    pub fn publisher(&self) -> Result<Publisher> {
+        Publisher::new(self.settings(), None)
+    }
+}
+
+impl Options<maker::PublishAt> {
+    /// Creates a publisher to which other processes subscribe under `name`, a short name or `unix:PATH`, and threads of
+    /// this process by [`Publisher::subscriber`]. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`]; [`Error::Option`].
+    pub fn publish_at(&self, name: &str) -> Result<Publisher> {
+        Publisher::new(self.settings(), Some(Listener::with_settings(name, self.settings())?))
+    }
+}
+
+impl Publisher {
+    fn new(options: &Settings, listener: Option<Listener>) -> Result<Publisher> {
+        let can_barrier = membarrier::register();
+        let (capacity, limit) = options.checked_sizes()?;
+        let name = listener.as_ref().map_or("", |listener| listener.inner.bound.name());
+        let make = || -> std::io::Result<_> {
+            let data = make_broadcast_data(capacity, name)?;
+            let page = make_broadcast_page(capacity, limit, &data, name)?;
+            Ok((Arc::new(page), Arc::new(data), Timer::new()?))
+        };
+        let (page, data, timer) = make().map_err(Error::system("making a lane"))?;
+        let doorbells = Doorbells::new()?;
+        doorbells.watch_connecting(timer.as_fd(), HOLD_TIMER).map_err(Error::system("watching a timer"))?;
+        let acceptor = listener.map(|listener| Acceptor::new(listener, &doorbells)).transpose()?;
+        // SAFETY: the segments are new, of the sizes in the page, and outlive the lane: see the order of the fields.
+        let mut lane = unsafe { BroadcastProducer::attach(broadcast_memory(&page, &data), 1, can_barrier) };
+        lane.set_history(options.history);
+        if let Some(window) = options.window {
+            lane.set_window(window);
+        }
+        let hold_max = options.hold_max;
+        Ok(Publisher {
+            lane,
+            endpoint: Endpoint::new(doorbells.clone(), options.wait, None)?,
+            subscriptions: [const { None }; CURSORS_MAX],
+            side: PublisherSide { page, data, message_bytes_max: limit, doorbells, hold_max },
+            acceptor,
+            number: 0,
+            left: 1,
+            interval: 1,
+            last_check: Instant::now(),
+            held: None,
+            timer,
+        })
+    }
+
+    /// Publishes under `name` (a short name, or `unix:PATH`) with default [`Options`]. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Options::publish_at`].
+    pub fn bind(name: &str) -> Result<Publisher> {
+        Options::new().publish_at(name)
+    }
+
+    /// A subscriber for a thread of this process, which has joined already. Does not wait.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// use pelton::{Options, Policy};
+    /// let mut publisher = Options::new().capacity(1 << 20).publisher()?;
+    /// let mut all = publisher.subscriber(&Options::new())?;
+    /// let mut newest = publisher.subscriber(&Options::new().policy(Policy::Latest))?;
+    /// for line in ["one", "two", "three"] {
+    ///     publisher.send(line.as_bytes())?;
+    /// }
+    /// assert_eq!(&*all.receive()?, b"one");
+    /// let message = newest.receive()?;
+    /// assert_eq!((&*message, message.missed()), (&b"three"[..], 2));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the publisher has 64 subscribers, or does not take the policy; [`Error::Forked`];
+    /// [`Error::System`].
+    pub fn subscriber(&mut self, options: &Options<maker::Subscribe>) -> Result<Subscriber> {
+        self.admit()?;
+        let (options, can_barrier) = (options.settings(), membarrier::register());
+        let policy = options.lane_policy();
+        if policy.holds_ns() > u64::try_from(self.side.hold_max.as_nanos()).unwrap_or(u64::MAX) {
+            return Err(Error::Refused(format!(
+                "the subscriber may hold the publisher up longer than {:?}: subscribe by lag or latest, or by gate with lag_after, or raise the publisher's hold_max",
+                self.side.hold_max
+            )));
+        }
+        let PublisherSide { page, data, .. } = self.side.clone();
+        let cursor = Arc::new(make_cursor_page(policy, &data, "").map_err(Error::system("making a cursor"))?);
+        let doorbells = Doorbells::new()?;
+        let link = |doorbells: &Doorbells| {
+            Link::new(doorbells.doorbell().clone(), ThreadTransport(Queue::default()), this_process())
+        };
+        let (to_subscriber, to_publisher) = (link(&doorbells), link(&self.endpoint.doorbells));
+        let Some(joined) = self.join(&cursor, policy, options.start_from) else { return Err(Error::Refused(full())) };
+        let number = 0;
+        self.subscriptions[joined.slot as usize] = Some(Box::new(Subscription {
+            join: joined.join,
+            number,
+            policy,
+            link: to_subscriber,
+            cursor: cursor.clone(),
+        }));
+        let memory = SubscriberMemory { page, data, cursor };
+        let (lane, sleeper) = memory.attach(policy, joined, self.side.message_bytes_max, can_barrier)?;
+        Subscriber::new(SubscriberParts { lane, sleeper, link: to_publisher, _memory: memory }, doorbells, options)
+    }
+
+    fn join(&mut self, cursor: &Segment, policy: pelton_lane::Policy, from: StartFrom) -> Option<Joined> {
+        // SAFETY: the segment maps 64 KiB, which hold the page. `subscriptions` keeps it until `part` has removed it.
+        unsafe { self.lane.join(cursor.base().cast(), policy, from) }
+    }
+
+    /// Copies a message into the lane, if there is space now. Never waits.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`]; [`Error::Forked`]; [`Error::System`]. The end of a subscriber is no error.
+    #[inline]
+    pub fn try_send(&mut self, payload: &[u8]) -> Result<Sent> {
+        self.send_until(payload, Deadline::Now)
+    }
+
+    /// Copies a message into the lane. Waits while a subscriber that gates holds the lane full, without a limit.
+    ///
+    /// # Errors
+    /// As [`Publisher::try_send`].
+    #[inline]
+    pub fn send(&mut self, payload: &[u8]) -> Result<()> {
+        self.send_until(payload, Deadline::Never).map(|_| ())
+    }
+
+    /// As [`Publisher::send`], until `deadline`.
+    ///
+    /// # Errors
+    /// As [`Publisher::try_send`].
+    #[inline]
+    pub fn send_until(&mut self, payload: &[u8], deadline: impl Into<Deadline>) -> Result<Sent> {
+        if self.endpoint.owner.is_current()
+            && let Some(space) = self.lane.reserve_fast(payload.len() as u64)
+        {
+            self.fill(space, payload);
+            return Ok(Sent::Sent);
+        }
+        self.send_slow(payload, deadline.into())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn send_slow(&mut self, payload: &[u8], deadline: Deadline) -> Result<Sent> {
+        match self.find_space(payload.len() as u64, deadline)? {
+            Some(space) => {
+                self.fill(space, payload);
+                Ok(Sent::Sent)
+            }
+            None if deadline == Deadline::Now => Ok(Sent::Full),
+            None => Ok(Sent::TimedOut),
+        }
+    }
+
+    fn find_space(&mut self, bytes: u64, deadline: Deadline) -> Result<Option<ReservedSpace>> {
+        self.endpoint.check_owner()?;
+        loop {
+            if let Some(space) = self.reserve(bytes)? {
+                return Ok(Some(space));
+            }
+            let Some(until) = deadline.until() else {
+                // The one that holds it up may have died.
+                self.attend()?;
+                return self.reserve(bytes);
+            };
+            self.lane.count_wait();
+            if !wait::wait(&mut Space { publisher: self, want: Want::Message(bytes) }, until)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Reserves, also by passing a subscriber that has held the publisher up for too long.
+    fn reserve(&mut self, bytes: u64) -> Result<Option<ReservedSpace>> {
+        loop {
+            let space = self.lane.try_reserve(bytes)?;
+            if space.is_some() {
+                self.held = None;
+                return Ok(space);
+            }
+            if !self.pass_holder() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The lane is full. Notes which subscriber holds it, and since when; lets it lag if that is long enough. Returns
+    /// whether it did.
+    fn pass_holder(&mut self) -> bool {
+        let Some(holder) = self.lane.holder() else { return false };
+        let now = Instant::now();
+        let is_same = |held: &Held| held.join == holder.join && held.number == holder.number;
+        let since = self.held.filter(is_same).map_or(now, |held| held.since);
+        self.held = Some(Held { join: holder.join, number: holder.number, since });
+        let is_over = self.lag_at().is_some_and(|at| now >= at);
+        if is_over {
+            self.lane.let_lag(holder.join);
+            self.held = None;
+        }
+        is_over
+    }
+
+    /// When the subscriber that holds the publisher up begins to lag.
+    fn lag_at(&self) -> Option<Instant> {
+        let held = self.held?;
+        let holder = self.subscriptions.iter().flatten().find(|subscription| subscription.join == held.join)?;
+        match holder.policy.holds_ns() {
+            u64::MAX => None,
+            ns => held.since.checked_add(Duration::from_nanos(ns)),
+        }
+    }
+
+    #[inline]
+    fn fill(&mut self, space: ReservedSpace, payload: &[u8]) {
+        self.lane.copy_in(space, payload);
+        let asleep = self.lane.commit(space, payload.len() as u64);
+        self.left -= 1;
+        if asleep != 0 || self.left == 0 {
+            self.after_sending(asleep);
+        }
+    }
+
+    /// Rings sleeping subscribers. At intervals it also admits new ones and detects ends.
+    #[cold]
+    #[inline(never)]
+    fn after_sending(&mut self, mut asleep: u64) {
+        if asleep != 0 {
+            self.lane.note_ring(os::processor(), os::monotonic_ns());
+        }
+        while asleep != 0 {
+            let slot = asleep.trailing_zeros() as usize;
+            asleep &= asleep - 1;
+            if let Some(subscription) = &self.subscriptions[slot] {
+                subscription.link.ring_peer();
+            }
+        }
+        if self.left == 0 {
+            // So that the clock is read about as often as a check is due.
+            let took = self.last_check.elapsed();
+            if took < CHECK_INTERVAL / 2 {
+                self.interval = (self.interval * 2).min(CHECK_AFTER);
+            } else if took > CHECK_INTERVAL {
+                self.interval = (self.interval / 2).max(1);
+            }
+            self.left = self.interval;
+            if took >= CHECK_INTERVAL {
+                // This message is sent. The next call repeats what fails here.
+                let _ = self.attend();
+            }
+        }
+    }
+
+    /// Admits subscribers that have connected, and lets go those that have ended. Does not wait. Returns how many there
+    /// are. Call it when the descriptor is readable, if there is nothing to send. After [`Publisher::arm`], arm again.
+    ///
+    /// # Errors
+    /// [`Error::Forked`]; [`Error::System`], for instance when descriptors run out.
+    pub fn admit(&mut self) -> Result<usize> {
+        self.endpoint.check_owner()?;
+        self.endpoint.doorbells.drain()?;
+        self.attend()?;
+        Ok(self.subscriber_count())
+    }
+
+    /// The subscribers that joined and, as far as this side knows, have not left. Does not admit others.
+    pub fn subscriber_count(&self) -> usize {
+        self.subscriptions.iter().flatten().count()
+    }
+
+    /// Waits until the publisher has at least `count` subscribers, or `deadline`; false when it passes.
+    ///
+    /// # Errors
+    /// As [`Publisher::admit`].
+    pub fn wait_subscribers_until(&mut self, count: usize, deadline: impl Into<Deadline>) -> Result<bool> {
+        let deadline = deadline.into().instant();
+        loop {
+            if self.admit()? >= count {
+                return Ok(true);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(false);
+            }
+            self.endpoint.doorbells.sleep(deadline)?;
+        }
+    }
+
+    /// All subscribers, with how far each is behind, and which one holds the publisher up. Does not wait.
+    pub fn subscribers(&mut self) -> Vec<SubscriberState> {
+        if self.endpoint.owner.is_forked() {
+            return Vec::new();
+        }
+        let (held, next) = (self.held, self.lane.number());
+        self.lane.is_released();
+        let state = |subscription: &Subscription| {
+            let page = subscription.page();
+            let (policy, lag_after) = match subscription.policy {
+                pelton_lane::Policy::Gate => (Policy::Gate, None),
+                pelton_lane::Policy::GateUntil { lag_after_ns, .. } => {
+                    (Policy::Gate, Some(Duration::from_nanos(lag_after_ns)))
+                }
+                pelton_lane::Policy::Lag { .. } => (Policy::Lag, None),
+                pelton_lane::Policy::Latest => (Policy::Latest, None),
+            };
+            SubscriberState {
+                peer: subscription.link.peer().unwrap_or(this_process()),
+                policy,
+                lag_after,
+                lags: self.lane.lags(subscription.join),
+                behind: self.lane.cursor_of(subscription.join).map_or(0, |cursor| next - cursor),
+                messages: page.messages(),
+                missed: page.missed(),
+                holds: held.filter(|held| held.join == subscription.join).map(|held| held.since.elapsed()),
+            }
+        };
+        self.subscriptions.iter().flatten().map(|subscription| state(subscription)).collect()
+    }
+
+    /// Waits until every subscriber that gates has released every message, or `deadline`; false when it passes.
+    ///
+    /// # Errors
+    /// As [`Publisher::admit`].
+    pub fn wait_released_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
+        self.endpoint.check_owner()?;
+        self.attend()?;
+        if self.lane.is_released() {
+            return Ok(true);
+        }
+        match deadline.into().until() {
+            None => Ok(false),
+            Some(until) => wait::wait(&mut Space { publisher: self, want: Want::Released }, until),
+        }
+    }
+
+    /// For an event loop: makes the descriptor readable when there is space for a message of `bytes`. It is readable
+    /// too while a subscriber waits to be admitted, or has ended: this method does both. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Publisher::try_send`].
+    pub fn arm(&mut self, bytes: usize) -> Result<Armed> {
+        self.endpoint.check_owner()?;
+        self.check_size(bytes)?;
+        self.endpoint.doorbells.drain()?;
+        failpoint("publisher arms: drained");
+        self.attend()?;
+        let armed = Space { publisher: self, want: Want::Message(bytes as u64) }.arm()?;
+        if !armed || self.lane.needs_timed_wait() {
+            // As in `Sender::arm`.
+            self.endpoint.doorbells.local_wake().ring();
+        } else if let Some(at) = self.lag_at() {
+            let left = at.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+            self.timer.set(left).map_err(Error::system("setting a timer"))?;
+        }
+        Ok(Armed::waiting_if(armed))
+    }
+
+    /// For an event loop, before [`Publisher::arm`]: polls for space for a message of `bytes` for some microseconds,
+    /// and returns whether there is space. Neither sleeps nor arms.
+    ///
+    /// # Errors
+    /// As [`Publisher::try_send`].
+    pub fn busy_poll(&mut self, bytes: usize) -> Result<bool> {
+        self.endpoint.check_owner()?;
+        self.check_size(bytes)?;
+        wait::busy_poll(&mut Space { publisher: self, want: Want::Message(bytes as u64) }, BUSY_POLL, bytes as u64)
+    }
+
+    fn check_size(&self, bytes: usize) -> Result<()> {
+        match self.message_bytes_max() {
+            bytes_max if bytes as u64 > bytes_max => Err(Error::TooLarge { bytes: bytes as u64, bytes_max }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Undoes [`Publisher::arm`].
+    pub fn disarm(&mut self) {
+        if self.endpoint.owner.is_current() {
+            self.lane.disarm();
+        }
+    }
+
+    /// The number of the next message, from 1 on.
+    pub fn next_number(&self) -> u64 {
+        self.lane.number()
+    }
+
+    /// Bytes of the lane's data.
+    pub fn capacity(&self) -> u64 {
+        self.lane.capacity()
+    }
+
+    /// The largest message, in bytes.
+    pub fn message_bytes_max(&self) -> u64 {
+        self.lane.message_bytes_max()
+    }
+
+    /// Counters of this side.
+    pub fn counters(&self) -> Counters {
+        if self.endpoint.owner.is_forked() {
+            return Counters::default();
+        }
+        let page = self.lane.producer_page();
+        Counters {
+            messages: page.messages(),
+            bytes: page.bytes(),
+            waits: page.waits(),
+            sleeps: page.sleeps(),
+            wakes_sent: page.wakes_sent(),
+            depth_max: page.depth_max(),
+        }
+    }
+
+    /// Closes the broadcast. The subscribers receive all messages that the lane still has for them, and then return
+    /// [`Error::Closed`]. Does not wait; dropping the publisher does the same.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn close(self) -> Result<()> {
+        self.endpoint.check_owner()
+    }
+
+    /// Handles everything that the doorbells report, and subscribers that have closed.
+    fn attend(&mut self) -> Result<()> {
+        self.last_check = Instant::now();
+        while let Some((join, loss)) = self.lane.lost() {
+            self.part(join, Some(loss));
+        }
+        let mut events = Vec::new();
+        self.endpoint.doorbells.take_events(&mut events)?;
+        // Handles ends first: they free slots for new subscribers.
+        events.sort_by_key(|event| matches!(event, Event::Connecting(_)));
+        let mut result = Ok(());
+        for event in events {
+            match event {
+                Event::Gone(number) => {
+                    let gone = self.subscriptions.iter().flatten().find(|subscription| subscription.number == number);
+                    if let Some(join) = gone.map(|subscription| subscription.join) {
+                        self.part(join, None);
+                    }
+                }
+                Event::Connecting(HOLD_TIMER) => _ = self.timer.has_passed(),
+                Event::Connecting(number) => result = result.and(self.attend_acceptor(number)),
+            }
+        }
+        result
+    }
+
+    fn attend_acceptor(&mut self, number: u32) -> Result<()> {
+        let Some(mut acceptor) = self.acceptor.take() else { return Ok(()) };
+        let mut joining = Vec::new();
+        let (subscriptions, last) = (&self.subscriptions, &mut self.number);
+        let admit = || {
+            if subscriptions.iter().all(Option::is_some) {
+                return Err(Error::Refused(full()));
+            }
+            // Numbers of handshakes may be given twice after 2^32 of them: those of present subscribers are not.
+            loop {
+                *last = last.wrapping_add(1);
+                let is_taken = subscriptions.iter().flatten().any(|subscription| subscription.number == *last);
+                if *last != 0 && !is_taken {
+                    return Ok(*last);
+                }
+            }
+        };
+        let side = &self.side;
+        let begin = |handshake, number| -> crate::opening::Steps<'static, Joining> {
+            Box::pin(new_subscription(handshake, side.clone(), number))
+        };
+        let attended = acceptor.attend(number, &self.endpoint.doorbells, admit, begin, |done| joining.extend(done));
+        self.acceptor = Some(acceptor);
+        for joining in joining {
+            // After a failure, it has received the reason, or has gone.
+            let _ = self.let_join(joining);
+        }
+        attended
+    }
+
+    fn let_join(&mut self, joining: Joining) -> Result<()> {
+        let (cursor, policy, number) = (joining.cursor.clone(), joining.policy, joining.number);
+        let Some(joined) = self.join(&cursor, policy, joining.from) else {
+            joining.refuse(full());
+            return Ok(());
+        };
+        failpoint("publisher: joined");
+        let doorbells = self.endpoint.doorbells.clone();
+        let admitted = doorbells.finish_connecting(joining.socket(), number).and_then(|()| joining.admit(joined));
+        let link = admitted.inspect_err(|_| self.lane.remove(joined.join))?;
+        self.endpoint.spin.set_peer(link.peer());
+        self.subscriptions[joined.slot as usize] =
+            Some(Box::new(Subscription { join: joined.join, number, policy, link, cursor }));
+        Ok(())
+    }
+
+    /// Removes a subscriber: it has closed, its cursor is corrupt, or (`None`) its end is proved.
+    fn part(&mut self, join: u64, loss: Option<CursorLoss>) {
+        self.lane.remove(join);
+        let slot = self.subscriptions.iter_mut().find(|slot| slot.as_ref().is_some_and(|found| found.join == join));
+        let Some(mut subscription) = slot.and_then(Option::take) else { return };
+        subscription.link.lose_peer(&self.endpoint.doorbells);
+        if let Some(CursorLoss::Corrupt(_)) = loss {
+            // It may be alive, and detects this.
+            subscription.link.ring_peer();
+        }
+        subscription.link.shutdown();
+        if self.held.is_some_and(|held| held.join == join) {
+            self.held = None;
+        }
+        if let Some(acceptor) = &mut self.acceptor {
+            // The next call repeats what fails here.
+            let _ = acceptor.listen_again(&self.endpoint.doorbells);
+        }
+    }
+}
+
+fn full() -> String {
+    format!("the publisher has {CURSORS_MAX} subscribers, as many as a lane takes: close one")
+}
+
+/// What a publisher waits for.
+#[derive(Clone, Copy, Debug)]
+enum Want {
+    /// Space for a message of so many bytes.
+    Message(u64),
+    /// That no subscriber that gates has unreleased messages.
+    Released,
+}
+
+struct Space<'a> {
+    publisher: &'a mut Publisher,
+    want: Want,
+}
+
+impl Polled for Space<'_> {
+    fn poll(&mut self) -> Result<bool> {
+        match self.want {
+            Want::Message(bytes) => Ok(self.publisher.reserve(bytes)?.is_some()),
+            Want::Released => Ok(self.publisher.lane.is_released()),
+        }
+    }
+
+    fn may_be_ready(&self) -> bool {
+        self.publisher.lane.may_be_ready()
+    }
+
+    fn spin(&mut self) -> &mut Spin {
+        &mut self.publisher.endpoint.spin
+    }
+
+    fn last_ring(&self) -> Option<LastRing> {
+        let holder = self.publisher.lane.holder()?;
+        self.publisher.subscriptions[holder.slot as usize].as_ref().map(|subscription| subscription.page().last_ring())
+    }
+}
+
+impl Side for Space<'_> {
+    fn arm(&mut self) -> Result<bool> {
+        let mut everywhere = true;
+        let bytes = match self.want {
+            Want::Message(bytes) => Some(bytes),
+            Want::Released => None,
+        };
+        let lane = &mut self.publisher.lane;
+        let armed = lane.arm(bytes, || everywhere = membarrier::barrier());
+        if !everywhere {
+            lane.request_fencing();
+        }
+        if !armed {
+            return Ok(false);
+        }
+        // A subscriber that the lane counts no more would not ring.
+        if self.poll()? {
+            self.disarm();
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn disarm(&mut self) {
+        self.publisher.lane.disarm();
+    }
+
+    fn end(&mut self) -> Result<bool> {
+        // A subscriber has ended, which may make space, and ends nothing else.
+        self.publisher.attend()?;
+        self.poll()
+    }
+
+    fn needs_timed_wait(&self) -> bool {
+        self.publisher.lane.needs_timed_wait()
+    }
+
+    fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
+        let lag_at = if matches!(self.want, Want::Message(_)) { self.publisher.lag_at() } else { None };
+        let until = [deadline, lag_at].into_iter().flatten().min();
+        self.publisher.endpoint.doorbells.sleep(until)
+    }
+
+    fn rung(&mut self, alone: bool) -> Result<bool> {
+        self.publisher.endpoint.doorbells.drain_after_sleep(alone)?;
+        failpoint("publisher rung: drained");
+        self.publisher.attend()?;
+        Ok(false)
+    }
+
+    fn is_peer_known_gone(&mut self) -> Result<bool> {
+        if self.publisher.last_check.elapsed() >= Duration::from_millis(1) {
+            self.publisher.attend()?;
+        }
+        Ok(false)
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        if self.endpoint.owner.is_forked() {
+            return;
+        }
+        if let Some(acceptor) = self.acceptor.take() {
+            acceptor.leave(&self.endpoint.doorbells, |_| ());
+        }
+        self.lane.close();
+        // The order: the closed flag, the ring, the hang-up, as in `Sender`.
+        for subscription in self.subscriptions.iter().flatten() {
+            subscription.link.ring_peer();
+            subscription.link.shutdown();
+        }
+        failpoint("publisher closes: hung up");
+    }
+}
+
+impl AsFd for Publisher {
+    /// The descriptor for an event loop: see [`Publisher::arm`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.endpoint.doorbells.as_fd()
+    }
+}
+
+impl AsRawFd for Publisher {
+    /// As [`AsFd`], for runtimes that need the number.
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}

@@ -1,0 +1,454 @@
+//! The receiving endpoint of a broadcast: a cursor of its own on the lane of a [`Publisher`](crate::Publisher).
+
+use crate::counters::Counters;
+use crate::doorbells::Doorbells;
+use crate::endpoint::{Departure, Endpoint};
+use crate::error::{Error, Result};
+use crate::link::Link;
+use crate::name::Name;
+#[cfg(doc)]
+use crate::options::Options;
+#[cfg(doc)]
+use crate::settings::Policy;
+use crate::settings::Settings;
+use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
+use pelton_lane::{
+    BroadcastConsumer, BroadcastMemory, Copied, Data, Joined, LastRing, Record, Sleeper, Wake, failpoint,
+};
+use pelton_os::{self as os, Peer, Ready, Segment, membarrier};
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The receiving endpoint of a broadcast. `Send`, not `Sync`: one thread at a time.
+///
+/// Made by [`Options::connect_subscriber`], or for a thread by [`Publisher::subscriber`](crate::Publisher::subscriber).
+/// Each subscriber receives each message of the publisher from its beginning on, in order, or learns how many it has
+/// missed. Dropping it leaves the broadcast.
+#[derive(Debug)]
+pub struct Subscriber {
+    parts: SubscriberParts,
+    pub(crate) endpoint: Endpoint<()>,
+    /// The next message, if the policy copies and [`Subscriber::is_copied`].
+    buffer: Vec<u8>,
+    is_copied: bool,
+    /// Messages missed since the last one received, and those missed before.
+    missed_now: u64,
+    pub(crate) missed: u64,
+    /// How to reach the publisher's successor; `None` between threads.
+    pub(crate) reconnect: Option<(Name, Settings)>,
+}
+
+/// A consumer with its memory and its link: the result of a subscriber's handshake.
+#[derive(Debug)]
+pub(crate) struct SubscriberParts {
+    pub(crate) lane: BroadcastConsumer,
+    pub(crate) sleeper: Sleeper,
+    pub(crate) link: Link,
+    /// Dropped after the lane and the sleeper, which point into it.
+    pub(crate) _memory: SubscriberMemory,
+}
+
+/// The segments of a consumer's lane.
+#[derive(Debug)]
+pub(crate) struct SubscriberMemory {
+    pub(crate) page: Arc<Segment>,
+    pub(crate) data: Arc<Segment>,
+    pub(crate) cursor: Arc<Segment>,
+}
+
+/// The lane's view of its two segments.
+pub(crate) fn broadcast_memory(page: &Segment, data: &Segment) -> BroadcastMemory {
+    // SAFETY: the segment's mapping is as long as its size, page-aligned, and kept by the owner of the lane.
+    BroadcastMemory { producer: page.base().cast(), data: unsafe { Data::new(data.base(), data.bytes()) } }
+}
+
+impl SubscriberMemory {
+    pub(crate) fn attach(
+        &self,
+        policy: pelton_lane::Policy,
+        joined: Joined,
+        message_bytes_max: u64,
+        can_barrier: bool,
+    ) -> Result<(BroadcastConsumer, Sleeper)> {
+        let memory = broadcast_memory(&self.page, &self.data);
+        let cursor = self.cursor.base().cast();
+        // SAFETY: the handshake has checked the sizes of the segments and their seals, `SubscriberParts` drops them
+        // after the lane and the sleeper, and this process has created the cursor's page for this consumer alone.
+        unsafe {
+            let lane = BroadcastConsumer::attach(memory, cursor, policy, joined, message_bytes_max, can_barrier)?;
+            let sleeper = lane.sleeper(can_barrier);
+            Ok((lane, sleeper))
+        }
+    }
+}
+
+impl Subscriber {
+    pub(crate) fn new(parts: SubscriberParts, doorbells: Doorbells, options: &Settings) -> Result<Subscriber> {
+        let endpoint = Endpoint::new(doorbells, options.wait, parts.link.peer())?;
+        Ok(Subscriber {
+            parts,
+            endpoint,
+            buffer: Vec::new(),
+            is_copied: false,
+            missed_now: 0,
+            missed: 0,
+            reconnect: None,
+        })
+    }
+
+    /// The next message, if there is one now. Never waits.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] and [`Error::PeerDied`] after the publisher has left and all its messages were received;
+    /// [`Error::Corrupt`] when it violates the protocol; [`Error::Forked`].
+    #[inline]
+    pub fn try_receive(&mut self) -> Result<Option<Delivery<'_>>> {
+        self.receive_until(Deadline::Now)
+    }
+
+    /// The next message. Waits for it as [`crate::Wait`] of the options determines, without a limit.
+    ///
+    /// # Errors
+    /// As [`Subscriber::try_receive`].
+    #[inline]
+    pub fn receive(&mut self) -> Result<Delivery<'_>> {
+        Ok(self.receive_until(Deadline::Never)?.expect("without a deadline it does not pass"))
+    }
+
+    /// As [`Subscriber::receive`], until `deadline`; `None` when it passes.
+    ///
+    /// # Errors
+    /// As [`Subscriber::try_receive`].
+    #[inline]
+    pub fn receive_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Delivery<'_>>> {
+        if self.find(deadline.into())? { Ok(Some(self.delivery()?)) } else { Ok(None) }
+    }
+
+    /// The message that `find` has found.
+    fn delivery(&mut self) -> Result<Delivery<'_>> {
+        let record = if self.is_copied { None } else { self.parts.lane.peek()? };
+        let missed = std::mem::take(&mut self.missed_now);
+        Ok(Delivery { subscriber: self, record, missed })
+    }
+
+    /// Whether there is a message; waits for it until `deadline`.
+    #[inline]
+    fn find(&mut self, deadline: Deadline) -> Result<bool> {
+        if !self.endpoint.owner.is_current() {
+            return Err(self.not_usable());
+        }
+        if self.poll()? {
+            return Ok(true);
+        }
+        self.find_slow(deadline)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_slow(&mut self, deadline: Deadline) -> Result<bool> {
+        let Some(until) = deadline.until() else {
+            let is_gone = self.parts.lane.has_producer_closed()
+                || self.parts.link.is_check_overdue() && self.parts.link.is_peer_gone()?;
+            return if is_gone { Side::end(self) } else { Ok(false) };
+        };
+        self.parts.lane.count_wait();
+        wait::wait(self, until)
+    }
+
+    /// Whether there is a message now: the next [`Subscriber::try_receive`] returns it. Never waits.
+    ///
+    /// # Errors
+    /// As [`Subscriber::try_receive`].
+    pub fn has_message(&mut self) -> Result<bool> {
+        self.find(Deadline::Now)
+    }
+
+    /// Messages that this subscriber has missed so far because it fell behind; with [`Policy::Latest`], those that it
+    /// skipped. Each [`Delivery`] says how many came directly before it. Messages that were missed at the very end of a
+    /// broadcast are in this count alone.
+    pub fn missed(&self) -> u64 {
+        self.missed
+    }
+
+    /// The number of the next message, from 1 on, of this publisher; after a successor connects, of that one.
+    pub fn next_number(&self) -> u64 {
+        self.parts.lane.number() - u64::from(self.is_copied)
+    }
+
+    /// Makes the descriptor readable when there is a message, or the publisher leaves. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Subscriber::try_receive`].
+    pub fn arm(&mut self) -> Result<Armed> {
+        if !self.endpoint.owner.is_current() {
+            return Err(self.not_usable());
+        }
+        self.endpoint.doorbells.drain()?;
+        failpoint("subscriber arms: drained");
+        let armed = Side::arm(self)?;
+        if armed && self.parts.link.is_peer_gone()? {
+            Side::disarm(self);
+            return Ok(Armed::waiting_if(!Side::end(self)?));
+        }
+        if !armed || Side::needs_timed_wait(self) {
+            // As in `Receiver::arm`.
+            self.endpoint.doorbells.local_wake().ring();
+        }
+        Ok(Armed::waiting_if(armed))
+    }
+
+    /// For an event loop, before [`Subscriber::arm`]: polls for a message for some microseconds, and returns whether
+    /// there is one. Neither sleeps nor arms.
+    ///
+    /// # Errors
+    /// As [`Subscriber::try_receive`].
+    pub fn busy_poll(&mut self) -> Result<bool> {
+        if !self.endpoint.owner.is_current() {
+            return Err(self.not_usable());
+        }
+        wait::busy_poll(self, BUSY_POLL, 0)
+    }
+
+    /// Undoes [`Subscriber::arm`].
+    pub fn disarm(&mut self) {
+        if self.endpoint.owner.is_current() {
+            self.parts.sleeper.disarm();
+        }
+    }
+
+    /// Counters of this side.
+    pub fn counters(&self) -> Counters {
+        if self.endpoint.owner.is_forked() {
+            return Counters::default();
+        }
+        self.parts.lane.store_counters();
+        let page = self.parts.lane.cursor_page();
+        Counters {
+            messages: page.messages(),
+            bytes: page.bytes(),
+            waits: page.waits(),
+            sleeps: page.sleeps(),
+            wakes_sent: page.wakes_sent(),
+            depth_max: 0,
+        }
+    }
+
+    /// Bytes of the lane's data.
+    pub fn capacity(&self) -> u64 {
+        self.parts.lane.capacity()
+    }
+
+    /// The publisher's process.
+    pub fn peer(&self) -> Option<Peer> {
+        self.parts.link.peer()
+    }
+
+    /// Leaves the broadcast, as dropping does. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn close(self) -> Result<()> {
+        self.endpoint.check_owner()
+    }
+
+    #[cold]
+    fn not_usable(&mut self) -> Error {
+        self.endpoint.error(|| 0)
+    }
+
+    /// Gives back the space of what was received, and rings a publisher that waits for it.
+    #[inline]
+    fn release(&mut self) {
+        if self.parts.lane.release() == Wake::Ring {
+            let lane = &self.parts.lane;
+            self.parts.link.wake_peer(|processor, at| lane.note_ring(processor, at));
+        }
+    }
+}
+
+impl Polled for Subscriber {
+    #[inline]
+    fn poll(&mut self) -> Result<bool> {
+        if self.is_copied {
+            return Ok(true);
+        }
+        let found = if self.parts.lane.policy().reads_in_place() {
+            self.parts.lane.peek().map(|record| record.is_some())
+        } else {
+            self.copy()
+        };
+        found.map_err(|error| {
+            self.endpoint.leave(Departure::Corrupt);
+            error.into()
+        })
+    }
+
+    fn may_be_ready(&self) -> bool {
+        self.parts.lane.may_be_ready()
+    }
+
+    fn spin(&mut self) -> &mut Spin {
+        &mut self.endpoint.spin
+    }
+
+    fn last_ring(&self) -> Option<LastRing> {
+        Some(self.parts.lane.producer_last_ring())
+    }
+}
+
+impl Subscriber {
+    /// Copies the next message into the buffer.
+    fn copy(&mut self) -> std::result::Result<bool, pelton_lane::LaneError> {
+        loop {
+            let missed = self.parts.lane.missed();
+            let found = self.parts.lane.copy(&mut self.buffer)?;
+            let more = self.parts.lane.missed() - missed;
+            (self.missed_now, self.missed) = (self.missed_now + more, self.missed + more);
+            match found {
+                Some(Copied::Message) => {
+                    self.is_copied = true;
+                    self.release();
+                    return Ok(true);
+                }
+                Some(Copied::Missed(_)) => {}
+                None => return Ok(false),
+            }
+        }
+    }
+}
+
+impl Side for Subscriber {
+    fn arm(&mut self) -> Result<bool> {
+        let mut everywhere = true;
+        let SubscriberParts { lane, sleeper, .. } = &mut self.parts;
+        sleeper.arm(|| everywhere = lane.is_producer_fencing() || membarrier::barrier());
+        if !everywhere {
+            sleeper.request_fencing();
+        }
+        let mut found = self.poll();
+        // A ring may have reported the close while messages were left: nothing rings again.
+        if matches!(found, Ok(false)) && self.parts.lane.has_producer_closed() {
+            found = self.end();
+        }
+        if !matches!(found, Ok(false)) {
+            self.parts.sleeper.disarm();
+        } else {
+            self.parts.lane.count_sleep();
+            self.parts.lane.note_processor(os::processor());
+        }
+        Ok(!found?)
+    }
+
+    fn disarm(&mut self) {
+        self.parts.sleeper.disarm();
+    }
+
+    fn end(&mut self) -> Result<bool> {
+        let has_closed = self.parts.lane.has_producer_closed();
+        if !has_closed && !self.parts.link.is_peer_gone()? {
+            return Ok(false);
+        }
+        // It may have committed messages before it left. [close]
+        let has_closed = has_closed || self.parts.lane.has_producer_closed();
+        if self.poll()? {
+            return Ok(true);
+        }
+        self.endpoint.leave(if has_closed { Departure::Closed } else { Departure::PeerDied });
+        Err(self.not_usable())
+    }
+
+    fn needs_timed_wait(&self) -> bool {
+        self.parts.sleeper.needs_fenced_wakers() && !self.parts.lane.is_producer_fencing()
+    }
+
+    fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
+        self.endpoint.doorbells.sleep(deadline)
+    }
+
+    fn rung(&mut self, alone: bool) -> Result<bool> {
+        self.endpoint.doorbells.drain_after_sleep(alone)?;
+        failpoint("subscriber rung: drained");
+        if self.parts.lane.has_producer_closed() { self.end() } else { Ok(false) }
+    }
+
+    fn is_peer_known_gone(&mut self) -> Result<bool> {
+        Ok(self.parts.lane.has_producer_closed() || self.parts.link.is_check_due() && self.parts.link.is_peer_gone()?)
+    }
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        if self.endpoint.owner.is_forked() {
+            return;
+        }
+        self.parts.lane.close();
+        self.parts.sleeper.close();
+        self.parts.link.ring_peer();
+        self.parts.link.shutdown();
+        failpoint("subscriber closes: hung up");
+    }
+}
+
+impl AsFd for Subscriber {
+    /// The descriptor for an event loop: see [`Subscriber::arm`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.endpoint.doorbells.as_fd()
+    }
+}
+
+impl AsRawFd for Subscriber {
+    /// As [`AsFd`], for runtimes that need the number.
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+/// A received message: its bytes, by `Deref`. Dropping it releases the message: a subscriber that gates keeps its space
+/// until then.
+#[derive(Debug)]
+pub struct Delivery<'a> {
+    subscriber: &'a mut Subscriber,
+    /// In place; `None`: in the buffer.
+    record: Option<Record>,
+    missed: u64,
+}
+
+impl Delivery<'_> {
+    /// Messages that this subscriber has missed directly before this one.
+    pub fn missed(&self) -> u64 {
+        self.missed
+    }
+
+    /// The message's number: each publisher counts its messages from 1.
+    pub fn number(&self) -> u64 {
+        self.subscriber.next_number()
+    }
+}
+
+impl Deref for Delivery<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        let Some(record) = &self.record else { return &self.subscriber.buffer };
+        let payload = self.subscriber.parts.lane.payload(record);
+        // SAFETY: the lane has checked that the record lies in the mapped data. A subscriber that gates is never
+        // passed, so the publisher does not write there before the release in `drop`, as with `Message`.
+        unsafe { std::slice::from_raw_parts(payload.as_ptr(), record.bytes as usize) }
+    }
+}
+
+impl Drop for Delivery<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        match &self.record {
+            Some(record) => {
+                self.subscriber.parts.lane.take(record);
+                self.subscriber.release();
+            }
+            None => self.subscriber.is_copied = false,
+        }
+    }
+}

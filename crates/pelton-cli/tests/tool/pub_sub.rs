@@ -1,0 +1,129 @@
+//! `pelton pub` and `pelton sub`: lines to several subscribers, by their policies, and their ends.
+
+use crate::test_dirs;
+use pelton_testkit::json;
+use rustix::process::Signal;
+
+fn lines(range: std::ops::Range<u64>) -> Vec<u8> {
+    range.flat_map(|number| format!("{number}{}\n", " word".repeat(number as usize * 7 % 50)).into_bytes()).collect()
+}
+
+#[test]
+fn lines_reach_each_subscriber_by_its_policy() {
+    let dirs = test_dirs();
+    let start = |options: &[&str]| dirs.start(&[&["sub", "topic", "--json"], options].concat());
+    let policies: [&[&str]; 4] = [&[], &["--gate", "--lag-after", "60"], &["--lag"], &["--latest"]];
+    let subscribers = policies.map(start);
+    let (killed, counts) = (start(&[]), start(&["--count", "5000"]));
+    let mut publisher =
+        dirs.start(&["pub", "topic", "--subscribers", "6", "--capacity", "64K", "--history", "20", "--json"]);
+    publisher.write(&lines(0..10));
+    assert_eq!(killed.line(), "0");
+    killed.kill();
+    publisher.write(&lines(10..5000));
+    // Now all these lines are published.
+    counts.finish().assert(0, &[]);
+    let last = start(&["-n", "5", "--count", "6"]);
+    let late = start(&["--from", "oldest", "--count", "1"]);
+    late.wait().assert(0, &[]);
+    // It has joined, with five lines from before; the sixth comes after.
+    assert_eq!(last.line().split(' ').next(), Some("4995"));
+    publisher.write_all_and_close(lines(5000..20_000));
+    let published = publisher.finish();
+    published.assert(0, &[]);
+    assert_eq!(json(&published)["messages"], 20_000);
+    last.wait().assert(0, &[]);
+    for (policy, subscriber) in ["gate", "gate until", "lag", "latest"].into_iter().zip(subscribers) {
+        let ended = subscriber.finish();
+        ended.assert(0, &[]);
+        let report = ended.stderr.lines().last().expect("a report");
+        let report: serde_json::Value = serde_json::from_str(report).unwrap();
+        let (messages, missed) = (report["messages"].as_u64().unwrap(), report["missed"].as_u64().unwrap());
+        assert_eq!(messages + missed, 20_000, "{policy}: {report}");
+        assert_eq!(ended.stdout.iter().filter(|byte| **byte == b'\n').count() as u64, messages, "{policy}");
+        if policy.starts_with("gate") {
+            assert!(missed == 0 && ended.stdout == lines(0..20_000), "{policy}: {report}");
+        }
+        assert!(ended.stdout.ends_with(&lines(19_999..20_000)), "{policy} has the last line");
+    }
+    dirs.assert_nothing_left();
+}
+
+#[test]
+fn a_subscriber_follows_publishers_and_reports_their_ends() {
+    let dirs = test_dirs();
+    let name = format!("unix:{}", dirs.path("run/socket").display());
+    let follows = dirs.start(&["sub", &name, "--follow"]);
+    let ends = dirs.start(&["sub", &name]);
+    let mut dies = dirs.start(&["pub", &name, "--subscribers", "2"]);
+    dies.write(b"from one that dies\n");
+    assert_eq!(follows.line(), "from one that dies");
+    assert_eq!(ends.line(), "from one that dies");
+    dies.kill();
+    ends.wait().assert(1, &["publisher", "died after 1 messages"]);
+    let mut next = dirs.start(&["pub", &name, "--subscribers", "1"]);
+    next.write(b"from the next\n");
+    assert_eq!(follows.line(), "from the next");
+    next.signal(Signal::INT);
+    next.wait().assert(130, &[]);
+    follows.signal(Signal::TERM);
+    follows.wait().assert(143, &[]);
+    dirs.assert_nothing_left();
+}
+
+#[test]
+fn what_does_not_fit_a_broadcast_is_refused_with_the_reason() {
+    let dirs = test_dirs();
+    let path = format!("path:{}", dirs.path("channel").display());
+    dirs.start(&["pub", &path]).wait().assert(3, &["broadcast in a directory"]);
+    dirs.start(&["sub", &path]).wait().assert(3, &["broadcast in a directory"]);
+    dirs.start(&["sub", "topic", "--capacity", "64K"]).wait().assert(2, &["--capacity"]);
+    dirs.start(&["sub", "topic", "--timeout", "0.05"]).wait().assert(4, &["no publisher appeared"]);
+    dirs.start(&["pub", "topic", "--subscribers", "1", "--timeout", "0.05"])
+        .wait()
+        .assert(4, &["no subscriber appeared"]);
+    let mut publisher = dirs.start(&["pub", "topic", "--hold-max", "0.5", "--subscribers", "1"]);
+    dirs.start(&["sub", "topic"]).wait().assert(3, &["hold_max"]);
+    let subscriber = dirs.start(&["sub", "topic", "--lag-after", "0.5"]);
+    publisher.write_all_and_close(b"hello\n".to_vec());
+    assert_eq!(subscriber.line(), "hello");
+    publisher.wait().assert(0, &[]);
+    subscriber.wait().assert(0, &[]);
+}
+
+#[test]
+fn each_subscriber_is_listed_with_how_far_it_is_behind() {
+    let dirs = test_dirs();
+    let mut publisher = dirs.start(&["pub", "topic", "--subscribers", "2"]);
+    let gate = dirs.start(&["sub", "topic"]);
+    let lag = dirs.start(&["sub", "topic", "--lag"]);
+    publisher.write(b"first\n");
+    assert_eq!((gate.line(), lag.line()), ("first".to_owned(), "first".to_owned()));
+    gate.signal(Signal::STOP);
+    gate.wait_for_state('T');
+    publisher.write(b"second\nthird\n");
+    assert_eq!((lag.line(), lag.line()), ("second".to_owned(), "third".to_owned()));
+    let broadcasts = || {
+        let listed = json(&dirs.run(&["ls", "--json"]));
+        let channels = listed["channels"].as_array().unwrap().clone();
+        channels.into_iter().filter(|channel| channel["kind"] == "broadcast").collect::<Vec<_>>()
+    };
+    let of = |pid: u32| {
+        let found = broadcasts().into_iter().find(|channel| channel["receiver"]["pid"] == pid).expect("it is listed");
+        assert_eq!((&found["name"], &found["lanes"][0]["sender"]["pid"]), (&"topic".into(), &publisher.pid().into()));
+        found
+    };
+    let (behind, current) = (of(gate.pid()), of(lag.pid()));
+    assert_eq!((&behind["waiting_messages"], &behind["receiver"]["activity"]), (&2.into(), &"stopped".into()));
+    assert_eq!((&current["waiting_messages"], &current["lanes"][0]["missed"]), (&0.into(), &0.into()));
+    let shown = dirs.run(&["stat", "topic", "--interval", "0.01"]);
+    shown.assert(0, &[]);
+    let text = String::from_utf8(shown.stdout).unwrap();
+    assert!(text.contains("waits     2 messages") && text.contains("missed    0 messages"), "{text}");
+    gate.signal(Signal::CONT);
+    publisher.write_all_and_close(Vec::new());
+    publisher.wait().assert(0, &[]);
+    gate.wait().assert(0, &[]);
+    lag.wait().assert(0, &[]);
+    assert!(broadcasts().is_empty());
+}

@@ -1,0 +1,444 @@
+//! One publisher, many subscribers: threads and processes by each policy, which join, fall behind, stop, die and leave.
+
+use crate::support::*;
+use pelton::{Armed, Deadline, Error, Options, Policy, Publisher, Sent, StartFrom, Subscriber};
+use rustix::process::Signal;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// Message `number`, of a size that depends on it.
+fn message(number: u64) -> Vec<u8> {
+    let mut bytes = number.to_le_bytes().to_vec();
+    bytes.resize(8 + (number * 37 % 500) as usize, number as u8);
+    bytes
+}
+
+/// What a subscriber has received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Tally {
+    /// The number of the first message that it received or missed.
+    first: u64,
+    received: u64,
+    missed: u64,
+}
+
+impl Tally {
+    /// Receives until `deadline`; `None`: the broadcast has ended, with this error. Checks each message, and that each
+    /// number between the first and the last was received or is counted as missed.
+    fn receive(&mut self, subscriber: &mut Subscriber, deadline: Deadline) -> Result<bool, Error> {
+        let next = self.first + self.received + self.missed;
+        let Some(found) = subscriber.receive_until(deadline)? else { return Ok(false) };
+        let (number, missed) = (found.number(), found.missed());
+        assert!(found[..] == message(number)[..], "message {number} is damaged: {} bytes", found.len());
+        if self.first == 0 {
+            self.first = number - missed;
+        } else {
+            assert_eq!(number, next + missed, "the misses are not exact");
+        }
+        self.received += 1;
+        self.missed += missed;
+        Ok(true)
+    }
+
+    fn to_the_end(mut self, subscriber: &mut Subscriber) -> (Tally, Error) {
+        let end = deadline();
+        loop {
+            match self.receive(subscriber, end.into()) {
+                Ok(found) => assert!(found, "nothing came after {self:?}"),
+                Err(error) => return (self, error),
+            }
+        }
+    }
+}
+
+fn send(publisher: &mut Publisher, numbers: std::ops::RangeInclusive<u64>) {
+    for number in numbers {
+        assert_eq!(publisher.next_number(), number);
+        assert_eq!(publisher.send_until(&message(number), deadline()).unwrap(), Sent::Sent);
+    }
+}
+
+fn subscription(role: &Role) -> Subscriber {
+    let policy = match role.get("policy") {
+        "lag" => Policy::Lag,
+        "latest" => Policy::Latest,
+        _ => Policy::Gate,
+    };
+    let from = match (role.get("from"), role.number("last")) {
+        (_, Some(last)) => StartFrom::Last(last),
+        ("oldest", _) => StartFrom::Oldest,
+        _ => StartFrom::Now,
+    };
+    let mut options = Options::new().policy(policy).start_from(from).connect_deadline(deadline());
+    if let Some(ns) = role.number("lag_after_ns") {
+        options = options.lag_after(Duration::from_nanos(ns));
+    }
+    options.connect_subscriber(role.get("name")).unwrap()
+}
+
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    match role.get("role") {
+        // Receives to the end, or stops after some messages until the parent lets it go on.
+        "subscriber" => {
+            let mut subscriber = subscription(&role);
+            report("joined");
+            let mut tally = Tally::default();
+            for _ in 0..role.number("pause_after").unwrap_or(0) {
+                assert!(tally.receive(&mut subscriber, deadline().into()).unwrap());
+            }
+            if role.number("pause_after").is_some() {
+                report("paused");
+                read_line_from_parent();
+            }
+            let (tally, error) = tally.to_the_end(&mut subscriber);
+            report(format!("{} {} {} {}", tally.first, tally.received, subscriber.missed(), word(&error)));
+        }
+        "publisher" => {
+            let mut publisher = Options::new().capacity(1 << 16).publish_at(role.get("name")).unwrap();
+            publisher.wait_subscribers_until(1, deadline()).unwrap();
+            send(&mut publisher, 1..=100);
+            report("sent");
+            read_line_from_parent();
+        }
+        other => panic!("{other}"),
+    }
+}
+
+fn subscriber(name: &str) -> Role {
+    Role::new(child, "subscriber").with("name", name)
+}
+
+fn tally(child: &Child) -> (Tally, String) {
+    let line = child.line();
+    let words: Vec<_> = line.split(' ').collect();
+    let number = |at: usize| words[at].parse().unwrap();
+    (Tally { first: number(0), received: number(1), missed: number(2) }, words[3].to_owned())
+}
+
+#[test]
+fn threads_receive_by_their_policies() {
+    const COUNT: u64 = 30_000;
+    let mut publisher = Options::new().capacity(1 << 16).publisher().unwrap();
+    let mut join = |policy| publisher.subscriber(&Options::new().policy(policy).slack(4096)).unwrap();
+    let subscribers = [Policy::Gate, Policy::Gate, Policy::Lag, Policy::Latest].map(|policy| (policy, join(policy)));
+    std::thread::scope(|scope| {
+        for (policy, mut subscriber) in subscribers {
+            scope.spawn(move || {
+                let (tally, error) = Tally::default().to_the_end(&mut subscriber);
+                assert!(matches!(error, Error::Closed { unreleased: 0 }), "{error}");
+                assert_eq!(subscriber.missed(), tally.missed);
+                assert_eq!(subscriber.counters().messages, tally.received);
+                assert_eq!((tally.first, tally.received + tally.missed), (1, COUNT), "{policy:?}");
+                assert!(policy != Policy::Gate || tally.missed == 0);
+            });
+        }
+        send(&mut publisher, 1..=COUNT);
+        assert_eq!(publisher.counters().messages, COUNT);
+        drop(publisher);
+    });
+}
+
+#[test]
+fn a_subscriber_begins_where_it_wants_and_is_shown_until_it_leaves() {
+    let mut publisher = Options::new().capacity(1 << 16).history(50).publisher().unwrap();
+    send(&mut publisher, 1..=200);
+    let mut join = |from| publisher.subscriber(&Options::new().start_from(from)).unwrap();
+    let mut starts = [StartFrom::Now, StartFrom::Last(50), StartFrom::Last(7), StartFrom::Oldest].map(&mut join);
+    let first = starts.each_ref().map(Subscriber::next_number);
+    assert!(first[3] <= 151, "the history is kept: {first:?}");
+    assert_eq!(publisher.subscribers().len(), 4);
+    send(&mut publisher, 201..=201);
+    for (subscriber, wanted) in starts.iter_mut().zip([201, 151, 194, first[3]]) {
+        let mut tally = Tally::default();
+        while tally.receive(subscriber, Deadline::Now).unwrap() {}
+        assert_eq!((tally.first, tally.received, tally.missed), (wanted, 202 - wanted, 0));
+    }
+    assert!(publisher.wait_released_until(Deadline::Now).unwrap());
+    drop(starts);
+    assert_eq!(publisher.admit().unwrap(), 0);
+    assert!(publisher.subscribers().is_empty());
+}
+
+#[test]
+fn a_publisher_refuses_a_subscriber_that_could_hold_it_up_too_long() {
+    let directory = TestDir::new("a refusal says why");
+    let options = Options::new().hold_max(Duration::from_secs(1));
+    let mut publisher = options.publish_at(&directory.name()).unwrap();
+    let gate = |ms| Options::new().lag_after(Duration::from_millis(ms));
+    for (options, is_taken) in [
+        (Options::new(), false),
+        (gate(1001), false),
+        (gate(1000), true),
+        (Options::new().policy(Policy::Lag), true),
+        (Options::new().policy(Policy::Latest), true),
+    ] {
+        let joined = publisher.subscriber(&options);
+        assert_eq!(joined.is_ok(), is_taken, "{joined:?}");
+        let name = directory.name();
+        let connecting = std::thread::spawn(move || options.connect_subscriber(&name).map(drop));
+        while !connecting.is_finished() {
+            publisher.wait_subscribers_until(64, Instant::now() + Duration::from_millis(1)).unwrap();
+        }
+        match connecting.join().unwrap() {
+            Ok(()) => assert!(is_taken),
+            Err(Error::Refused(why)) => assert!(!is_taken && why.contains("hold_max"), "{why}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    // All 64, of which some have left.
+    let mut subscribers = Vec::new();
+    while publisher.admit().unwrap() < 64 {
+        subscribers.push(publisher.subscriber(&Options::new().policy(Policy::Lag)).unwrap());
+    }
+    assert!(matches!(publisher.subscriber(&Options::new().policy(Policy::Lag)), Err(Error::Refused(_))));
+    subscribers.pop();
+    publisher.subscriber(&Options::new().policy(Policy::Lag)).unwrap();
+}
+
+#[test]
+fn a_sender_under_the_name_of_a_publisher_is_refused() {
+    let directory = TestDir::new("a wrong role is refused");
+    let (name, mut publisher) = (directory.name(), Publisher::bind(&directory.name()).unwrap());
+    let connecting = std::thread::spawn(move || pelton::Receiver::connect(&name).map(drop));
+    while !connecting.is_finished() {
+        publisher.wait_subscribers_until(1, Instant::now() + Duration::from_millis(1)).unwrap();
+    }
+    let error = connecting.join().unwrap().unwrap_err();
+    assert!(error.to_string().contains("publisher"), "{error}");
+}
+
+/// Gates receive each message once and in order; a killed one that held the publisher up frees it at once; a stopped
+/// one that may lag learns its misses.
+#[test]
+fn processes_receive_by_their_policies_also_when_they_are_stopped_and_killed() {
+    const COUNT: u64 = 20_000;
+    let directory = TestDir::new("a publisher goes on");
+    let name = directory.name();
+    let mut publisher = Options::new().capacity(1 << 16).publish_at(&name).unwrap();
+    let start = |role: Role| Child::start(role);
+    let gate = start(subscriber(&name));
+    let lag = start(subscriber(&name).with("policy", "lag"));
+    let latest = start(subscriber(&name).with("policy", "latest"));
+    let stopped = start(subscriber(&name).with("pause_after", 10).with("lag_after_ns", 1_000_000));
+    let killed = start(subscriber(&name).with("pause_after", 20));
+    let all = [&gate, &lag, &latest, &stopped, &killed];
+    assert!(publisher.wait_subscribers_until(all.len(), deadline()).unwrap());
+    all.iter().for_each(|child| child.expect("joined"));
+    send(&mut publisher, 1..=30);
+    stopped.expect("paused");
+    killed.expect("paused");
+    // Both hold the lane; one of them lags after a while.
+    let mut number = 31;
+    while publisher.send_until(&message(number), Instant::now() + Duration::from_millis(50)).unwrap() == Sent::Sent {
+        number += 1;
+        assert!(number < COUNT);
+    }
+    let states = publisher.subscribers();
+    let holder = states.iter().find(|state| state.holds.is_some()).expect("a subscriber holds the publisher up");
+    assert_eq!((holder.peer.pid, holder.policy, holder.lag_after), (killed.pid(), Policy::Gate, None));
+    assert!(holder.holds.unwrap() >= Duration::from_millis(40) && holder.behind == number - 21, "{holder:?}");
+    let lagging = states.iter().find(|state| state.peer.pid == stopped.pid()).unwrap();
+    assert!(lagging.lags && lagging.lag_after == Some(Duration::from_millis(1)), "{lagging:?}");
+    // The death frees a publisher that waits, without another event.
+    let killing = std::thread::spawn(move || killed.kill());
+    send(&mut publisher, number..=COUNT);
+    killing.join().unwrap();
+    assert_eq!(publisher.admit().unwrap(), 4);
+    // A late one gets the messages that are there, and all later ones.
+    let late = start(subscriber(&name).with("from", "oldest"));
+    assert!(publisher.wait_subscribers_until(5, deadline()).unwrap());
+    late.expect("joined");
+    send(&mut publisher, COUNT + 1..=2 * COUNT);
+    let mut stopped = stopped;
+    stopped.write_line("go on");
+    assert!(publisher.wait_released_until(deadline()).unwrap());
+    publisher.close().unwrap();
+    for (child, policy) in [(gate, "gate"), (lag, "lag"), (latest, "latest"), (stopped, "stopped"), (late, "late")] {
+        let (tally, end) = tally(&child);
+        child.wait_for_success();
+        assert_eq!(end, "Closed", "{policy}");
+        assert_eq!(tally.first + tally.received + tally.missed, 2 * COUNT + 1, "{policy}: {tally:?}");
+        assert!(!matches!(policy, "gate" | "late") || tally.missed == 0, "{policy}: {tally:?}");
+        assert!(policy != "stopped" || tally.missed > 0, "{policy}: {tally:?}");
+        assert!(policy == "late" || tally.first == 1, "{policy}: {tally:?}");
+    }
+}
+
+#[test]
+fn subscribers_drain_the_lane_of_a_dead_publisher_and_continue_with_its_successor() {
+    let directory = TestDir::new("the death of a publisher is reported");
+    let name = directory.name();
+    let publishing = Child::start(Role::new(child, "publisher").with("name", &name));
+    let connect = Options::new().connect_deadline(deadline());
+    let mut subscriber = connect.connect_subscriber(&name).unwrap();
+    assert_eq!(subscriber.peer().unwrap().pid, publishing.pid());
+    publishing.expect("sent");
+    publishing.kill();
+    let (tally, error) = Tally::default().to_the_end(&mut subscriber);
+    assert!(matches!(error, Error::PeerDied { unreleased: 0 }), "{error}");
+    assert_eq!(tally, Tally { first: 1, received: 100, missed: 0 });
+    assert!(matches!(subscriber.try_receive(), Err(Error::PeerDied { .. })));
+    assert!(!subscriber.resume_until(Deadline::Now).unwrap());
+    let mut successor = Options::new().capacity(1 << 16).publish_at(&name).unwrap();
+    std::thread::scope(|scope| {
+        let resumed = scope.spawn(|| subscriber.resume_until(deadline()).unwrap());
+        assert!(successor.wait_subscribers_until(1, deadline()).unwrap());
+        assert!(resumed.join().unwrap());
+    });
+    send(&mut successor, 1..=10);
+    drop(successor);
+    let (tally, error) = Tally::default().to_the_end(&mut subscriber);
+    assert!(matches!(error, Error::Closed { unreleased: 0 }), "{error}");
+    assert_eq!(tally, Tally { first: 1, received: 10, missed: 0 });
+}
+
+#[test]
+fn descriptors_report_messages_space_subscribers_and_ends() {
+    let directory = TestDir::new("the descriptors become readable");
+    let mut publisher = Options::new().capacity(1 << 16).publish_at(&directory.name()).unwrap();
+    assert!(publisher.arm(100).unwrap() == Armed::Ready, "an empty lane has space");
+    publisher.disarm();
+    let mut opening = Options::new().start_connect_subscriber(&directory.name()).unwrap();
+    let mut opened = None;
+    while opened.is_none() {
+        let readable =
+            pelton_testkit::wait_for_readable(&[publisher.as_fd(), opening.as_fd()], "the handshake continues");
+        if readable[0] {
+            publisher.admit().unwrap();
+        }
+        if readable[1] {
+            opened = opening.try_finish().unwrap();
+        }
+    }
+    let mut subscriber = opened.unwrap();
+    assert_eq!(publisher.admit().unwrap(), 1);
+    assert!(subscriber.arm().unwrap().is_waiting());
+    send(&mut publisher, 1..=1);
+    readable(subscriber.as_fd());
+    assert!(!subscriber.arm().unwrap().is_waiting());
+    assert_eq!(subscriber.try_receive().unwrap().as_deref(), Some(&message(1)[..]));
+    let mut number = 2;
+    while publisher.try_send(&message(number)).unwrap() == Sent::Sent {
+        number += 1;
+    }
+    assert!(publisher.arm(1000).unwrap().is_waiting());
+    let mut tally = Tally::default();
+    while tally.receive(&mut subscriber, Deadline::Now).unwrap() {}
+    assert_eq!(tally.received, number - 2);
+    readable(publisher.as_fd());
+    assert!(!publisher.arm(1000).unwrap().is_waiting());
+    publisher.disarm();
+    // One that holds the publisher up, and may do so for a millisecond.
+    let lagging = publisher.subscriber(&Options::new().lag_after(Duration::from_millis(1))).unwrap();
+    let fill = |publisher: &mut Publisher, subscriber: &mut Subscriber, number: &mut u64| {
+        while publisher.try_send(&message(*number)).unwrap() == Sent::Sent {
+            *number += 1;
+            assert!(subscriber.try_receive().unwrap().is_some());
+        }
+    };
+    fill(&mut publisher, &mut subscriber, &mut number);
+    while publisher.arm(1000).unwrap().is_waiting() {
+        readable(publisher.as_fd());
+    }
+    assert!(publisher.subscribers()[1].lags);
+    drop(lagging);
+    assert!(subscriber.arm().unwrap().is_waiting());
+    drop(publisher);
+    readable(subscriber.as_fd());
+    assert!(matches!(subscriber.arm(), Err(Error::Closed { unreleased: 0 })));
+}
+
+/// A generator of numbers from a seed: SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ mixed >> 31) % limit as u64) as usize
+    }
+}
+
+/// Subscribers of every policy join, are killed and are stopped at random, while the publisher sends. It never waits
+/// for a dead one, and in the end each survivor has received each message from its beginning on, or counted it.
+#[test]
+fn a_publisher_outlives_subscribers_that_are_killed_and_stopped_at_random() {
+    let variable = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let seed = variable("PELTON_SEED").unwrap_or_else(|| u64::from(std::process::id()) << 32 | 0x5eed);
+    let rounds = variable("PELTON_ROUNDS").unwrap_or(100);
+    println!("PELTON_SEED={seed} PELTON_ROUNDS={rounds}");
+    let mut random = Random(seed);
+    let directory = TestDir::new("a publisher outlives its subscribers");
+    let name = directory.name();
+    let mut publisher = Options::new().capacity(1 << 16).history(20).publish_at(&name).unwrap();
+    let mut children: Vec<(Child, &str, bool)> = Vec::new();
+    let (mut number, mut kills, mut held) = (1, 0, 0);
+    for _ in 0..rounds {
+        match random.below(4) {
+            0 | 1 if children.len() < 12 => {
+                let policy = ["gate", "gate", "lag", "latest", "until"][random.below(5)];
+                let from = ["now", "oldest", "last"][random.below(3)];
+                let mut role = subscriber(&name).with("policy", policy).with("from", from);
+                if from == "last" {
+                    role = role.with("last", random.below(40));
+                }
+                if policy == "until" {
+                    role = role.with("lag_after_ns", 200_000);
+                }
+                let child = Child::start(role);
+                assert!(publisher.wait_subscribers_until(children.len() + 1, deadline()).unwrap());
+                child.expect("joined");
+                children.push((child, policy, false));
+            }
+            2 if !children.is_empty() => {
+                let (child, ..) = children.swap_remove(random.below(children.len()));
+                child.kill();
+                kills += 1;
+                assert_eq!(publisher.admit().unwrap(), children.len(), "a death is proved at once");
+            }
+            3 if !children.is_empty() => {
+                let at = random.below(children.len());
+                let (child, _, is_stopped) = &mut children[at];
+                child.signal(if *is_stopped { Signal::CONT } else { Signal::STOP });
+                *is_stopped = !*is_stopped;
+            }
+            _ => {}
+        }
+        for _ in 0..random.below(600) {
+            let sent = publisher.send_until(&message(number), Instant::now() + Duration::from_millis(100)).unwrap();
+            if sent == Sent::Sent {
+                number += 1;
+                continue;
+            }
+            // Only one that gates can be at fault, and its end frees the publisher.
+            let holder = publisher.subscribers().into_iter().find(|state| state.holds.is_some());
+            let Some(holder) = holder else { continue };
+            assert_eq!((holder.policy, holder.lag_after), (Policy::Gate, None), "{holder:?}");
+            let at = children.iter().position(|(child, ..)| child.pid() == holder.peer.pid).unwrap();
+            if children[at].2 {
+                held += 1;
+                children.swap_remove(at).0.kill();
+                kills += 1;
+            }
+        }
+    }
+    for (child, _, is_stopped) in &children {
+        if *is_stopped {
+            child.signal(Signal::CONT);
+        }
+    }
+    send(&mut publisher, number..=number + 200);
+    assert!(publisher.wait_released_until(deadline()).unwrap());
+    drop(publisher);
+    println!("{number} messages, {kills} kills, held {held} times, {} survive", children.len());
+    for (child, policy, _) in children {
+        let (tally, end) = tally(&child);
+        child.wait_for_success();
+        assert_eq!(end, "Closed", "{policy}");
+        assert_eq!(tally.first + tally.received + tally.missed, number + 201, "{policy}: {tally:?}");
+        assert!(policy != "gate" || tally.missed == 0, "{policy}: {tally:?}");
+    }
+}
