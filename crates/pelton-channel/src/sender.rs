@@ -1238,7 +1238,7 @@ mod tests {
         // The steps of a sender that spins for space. The receiver runs after the first step.
         let mut waiting = FreeSpace { sender: &mut sender, want: WaitCondition::Message(1000, 0) };
         assert!(!waiting.poll().unwrap());
-        let mut receiver = std::process::Command::new(std::env::current_exe().unwrap());
+        let mut receiver = pelton_testkit::this_program();
         receiver.args(["--exact", "sender::tests::child"]).env("PELTON_DIRECTORY", &directory);
         assert!(receiver.output().unwrap().status.success());
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -5,9 +5,8 @@ use crate::received_fd::ReceivedFd;
 use crate::socket::{Socket, is_shut_down, is_unix_seqpacket};
 use rustix::event::epoll::EventFlags;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
-use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,13 +36,7 @@ enum Form {
 impl Doorbell {
     /// For this process only.
     pub fn own() -> std::io::Result<Doorbell> {
-        let fd = new_eventfd()?;
-        // Where draining is refused, it would ring for ever: reported now, because later no caller could report it.
-        drain_eventfd(&fd).map_err(|errno| {
-            let error = std::io::Error::from(errno);
-            std::io::Error::new(error.kind(), format!("reading an eventfd by preadv2: {error}"))
-        })?;
-        Ok(Doorbell(Form::Own(fd)))
+        Ok(Doorbell(Form::Own(new_eventfd()?)))
     }
 
     /// For peers of this process's user, and threads.
@@ -114,7 +107,8 @@ impl Doorbell {
         // this drains keeps it readable, which costs the waiting thread one more iteration.
         const DRAINS: usize = 64;
         match &self.0 {
-            Form::Own(fd) => _ = drain_eventfd(fd),
+            // No peer has it, so it is still non-blocking.
+            Form::Own(fd) => _ = rustix::io::retry_on_intr(|| rustix::io::read(fd, &mut [0u8; 8])),
             Form::Shared(_) | Form::Far(_) => {}
             Form::Fifo(fd) => {
                 let mut rings = [0u8; 1024];
@@ -171,18 +165,6 @@ impl Doorbell {
 
 fn new_eventfd() -> std::io::Result<Descriptor> {
     Descriptor::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
-}
-
-fn drain_eventfd(fd: &Descriptor) -> rustix::io::Result<()> {
-    let mut count = [0u8; 8];
-    loop {
-        let mut slice = [IoSliceMut::new(&mut count)];
-        match rustix::io::preadv2(fd, &mut slice, u64::MAX, ReadWriteFlags::NOWAIT) {
-            Err(Errno::INTR) => {}
-            Ok(_) | Err(Errno::AGAIN) => return Ok(()),
-            Err(error) => return Err(error),
-        }
-    }
 }
 
 impl AsFd for Doorbell {

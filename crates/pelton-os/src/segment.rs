@@ -238,8 +238,7 @@ impl Segment {
 
     /// Releases the pages that lie wholly in the range; they read as zeros afterwards.
     pub fn punch(&self, offset: u64, bytes: u64) -> std::io::Result<()> {
-        let page = rustix::param::page_size() as u64;
-        let (from, to) = (offset.next_multiple_of(page), (offset + bytes) / page * page);
+        let (from, to) = whole_pages(offset, bytes, rustix::param::page_size() as u64);
         if from >= to {
             return Ok(());
         }
@@ -254,6 +253,12 @@ impl Segment {
         }
         Ok(())
     }
+}
+
+/// The first byte of the first page that lies wholly in the range, and the byte after the last one. The range has no
+/// such page if the second is not greater.
+fn whole_pages(offset: u64, bytes: u64, page: u64) -> (u64, u64) {
+    (offset.next_multiple_of(page), (offset + bytes) / page * page)
 }
 
 /// Whether this process may write a file up to `bytes`. Checked before, because the kernel would send a signal that
@@ -365,6 +370,25 @@ pub fn lane_memory(page: &Segment, consumer: &Segment, receiver: &Segment, data:
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_pages_without_a_byte_outside_the_range_are_released_whatever_their_size() {
+        for page in [4 << 10, 16 << 10, 64 << 10] {
+            // A lane of the smallest capacity may be less than one page.
+            for (offset, bytes) in
+                [(0, 4096), (64, 3 * page - 64), (page - 64, page + 128), (4096, 1 << 20), (page, page)]
+            {
+                let (from, to) = whole_pages(offset, bytes, page);
+                assert!(from.is_multiple_of(page) && to.is_multiple_of(page));
+                assert!(offset <= from && to <= offset + bytes, "{offset} {bytes}: {from} to {to}");
+                // No further page before or behind them is whole.
+                assert!(from - offset < page && offset + bytes - to < page, "{offset} {bytes}: {from} to {to}");
+            }
+            // What is backed, released and copied in pieces of this size never splits a page.
+            assert!(PIECE.is_multiple_of(page) && pelton_lane::SEGMENT_BYTES.is_multiple_of(page));
+            assert!(pelton_lane::WINDOW.is_multiple_of(page));
+        }
+    }
 
     #[test]
     fn the_memory_of_a_lane_is_in_no_core_dump_and_a_control_segment_is() {

@@ -81,11 +81,22 @@ impl Role {
 
     /// The command of this test binary with the role.
     fn command(&self) -> Command {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut command = this_program();
         command.args(["--exact", self.test, "--nocapture", "--test-threads=1"]).env(ROLE, self.text());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         command
     }
+}
+
+/// The command of this test binary. PELTON_EMULATOR has the words that run a binary of another architecture.
+pub fn this_program() -> Command {
+    let own = std::env::current_exe().unwrap();
+    let emulator = std::env::var("PELTON_EMULATOR").unwrap_or_default();
+    let mut words = emulator.split_whitespace();
+    let Some(program) = words.next() else { return Command::new(own) };
+    let mut command = Command::new(program);
+    command.args(words).arg(own);
+    command
 }
 
 /// A function's path below its crate.

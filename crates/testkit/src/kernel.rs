@@ -95,7 +95,11 @@ fn system_call(task: PathBuf) -> Option<libc::c_long> {
 }
 
 fn is_polling(call: Option<libc::c_long>) -> bool {
+    // Later architectures have only the calls with a signal mask.
+    #[cfg(target_arch = "x86_64")]
     let polls = [libc::SYS_poll, libc::SYS_ppoll, libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2];
+    #[cfg(not(target_arch = "x86_64"))]
+    let polls = [libc::SYS_ppoll, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2];
     call.is_some_and(|call| polls.contains(&call))
 }
 

@@ -20,7 +20,7 @@ pub mod random;
 pub mod seccomp;
 pub mod test_dir;
 
-pub use child::{Child, Role, read_line_from_parent, report};
+pub use child::{Child, Role, read_line_from_parent, report, this_program};
 pub use deadline::{
     DEADLINE, Watchdog, deadline, eventually, eventually_is, is_readable, readable, readable_until, wait_for_readable,
 };

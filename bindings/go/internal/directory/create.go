@@ -32,7 +32,7 @@ func (d *Directory) makeFile(name string, bytes uint64, contents []byte) (int, e
 	}
 	// Written, not mapped: so the page has its block on the disk, and no store to it can fail.
 	if err == nil {
-		err = writeAt(fd, contents, 0)
+		err = writeAt(fd, inWholePages(contents, unix.Getpagesize()), 0)
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -48,6 +48,13 @@ func (d *Directory) makeFIFO(name string) error {
 		err = unix.Fchmodat(d.fd, name, d.bits, 0)
 	}
 	return d.failed("making", name, err)
+}
+
+// inWholePages returns the contents followed by zeros, up to the end of their last page of memory: the disk then has a
+// block for each byte of it, whatever the page size is.
+func inWholePages(contents []byte, page int) []byte {
+	bytes := min((len(contents)+page-1)/page*page, lane.SegmentBytes)
+	return append(contents, make([]byte, bytes-len(contents))...)
 }
 
 // aligned returns memory with the alignment of a page's words.
@@ -170,7 +177,8 @@ func createTemporary(path string, header channelHeader) error {
 	}
 	defer unlock(fd)
 	if err == nil {
-		if err = d.failed("writing", "channel", writeAt(fd, header.encode(), 0)); err == nil {
+		contents := inWholePages(header.encode(), unix.Getpagesize())
+		if err = d.failed("writing", "channel", writeAt(fd, contents, 0)); err == nil {
 			err = d.makeReceiver()
 		}
 		if err == nil {

@@ -321,6 +321,12 @@ func (w *Window) Close() {
 	w.setTaken(0)
 }
 
+// wholePages returns the first byte of the first page that lies wholly in the range, and the byte after the last one.
+// The range has no such page if the second is not greater.
+func wholePages(from, to, page uint64) (uint64, uint64) {
+	return (from + page - 1) / page * page, to / page * page
+}
+
 // ReleaseIdle releases memory that holds no message, except the first kept bytes of the lane.
 func ReleaseIdle(producer *lane.Producer, m *memory.Lane, kept uint64, isPath bool) error {
 	page := uint64(unix.Getpagesize())
@@ -333,7 +339,7 @@ func ReleaseIdle(producer *lane.Producer, m *memory.Lane, kept uint64, isPath bo
 		if isPath {
 			producer.SetBacked(min(producer.Backed(), offset))
 		}
-		from, to := (offset+page-1)/page*page, end/page*page
+		from, to := wholePages(offset, end, page)
 		if from >= to {
 			continue
 		}

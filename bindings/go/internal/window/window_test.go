@@ -142,3 +142,14 @@ func TestAllSendersOfAProcessTogetherAreBounded(t *testing.T) {
 		t.Fatal(before, after)
 	}
 }
+
+func TestOnlyWholePagesAreReleasedWhateverTheirSize(t *testing.T) {
+	for _, page := range []uint64{4 << 10, 16 << 10, 64 << 10} {
+		for _, idle := range [][2]uint64{{0, 4096}, {64, 3 * page}, {page - 64, 2*page + 64}, {4096, 1 << 20}} {
+			from, to := wholePages(idle[0], idle[1], page)
+			if from%page != 0 || to%page != 0 || from < idle[0] || to > idle[1] || from-idle[0] >= page || idle[1]-to >= page {
+				t.Errorf("pages of %d bytes in %v: %d to %d", page, idle, from, to)
+			}
+		}
+	}
+}

@@ -34,7 +34,7 @@ pub(super) struct Header {
 impl Header {
     /// The bytes of the header for a channel with one lane.
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![0; page_bytes(size_of::<ChannelPage>())];
+        let mut bytes = vec![0; page_bytes(size_of::<ChannelPage>(), rustix::param::page_size())];
         let mut put = |offset: usize, value: &[u8]| bytes[offset..offset + value.len()].copy_from_slice(value);
         put(offset_of!(ChannelPage, preamble.magic), &MAGIC_CHANNEL.to_le_bytes());
         put(offset_of!(ChannelPage, preamble.wire_version), &WIRE_VERSION.to_le_bytes());
@@ -148,15 +148,15 @@ pub(super) fn check_preamble(bytes: &[u8], magic: u64) -> std::result::Result<()
 
 /// The bytes of a new page in its file.
 pub(super) fn bytes_of<Page>(page: Page) -> Vec<u8> {
-    let mut bytes = vec![0; page_bytes(size_of::<Page>())];
+    let mut bytes = vec![0; page_bytes(size_of::<Page>(), rustix::param::page_size())];
     // SAFETY: the vector is at least as long as the page, which is words without padding between them.
     unsafe { bytes.as_mut_ptr().cast::<Page>().write_unaligned(page) };
     bytes
 }
 
 /// Rounds up to whole memory pages, so that the disk has a block for each page that is written later.
-fn page_bytes(bytes: usize) -> usize {
-    bytes.next_multiple_of(rustix::param::page_size()).min(SEGMENT_BYTES as usize)
+pub(super) fn page_bytes(bytes: usize, page: usize) -> usize {
+    bytes.next_multiple_of(page).min(SEGMENT_BYTES as usize)
 }
 
 pub(super) fn array_at<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {

@@ -539,6 +539,17 @@ fn a_full_file_system_is_an_error_and_leaves_nothing() {
 }
 
 #[test]
+fn a_control_file_is_written_in_whole_memory_pages_of_any_size() {
+    for page in [4 << 10, 16 << 10, 64 << 10] {
+        for bytes in [size_of::<ChannelPage>(), size_of::<ProducerPage>(), size_of::<ConsumerPage>()] {
+            let written = pages::page_bytes(bytes, page);
+            assert!(written.is_multiple_of(page) && (bytes..bytes + page).contains(&written), "{bytes}: {written}");
+            assert!(written as u64 <= SEGMENT_BYTES);
+        }
+    }
+}
+
+#[test]
 fn a_file_system_that_cannot_allocate_ahead_is_refused_and_nothing_is_left() {
     let (root, _) = root();
     let point = root.path().join("mounted");

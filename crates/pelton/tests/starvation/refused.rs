@@ -144,8 +144,9 @@ const REFUSED: &[Refused] = &{
         call("eventfd2", libc::SYS_eventfd2, NONE),
         call("epoll_create1", libc::SYS_epoll_create1, NONE),
         call("epoll_ctl", libc::SYS_epoll_ctl, NONE),
-        call("preadv2", libc::SYS_preadv2, NONE),
+        call("preadv2", libc::SYS_preadv2, ALL),
         call("madvise", libc::SYS_madvise, NONE),
+        #[cfg(target_arch = "x86_64")]
         call("poll", libc::SYS_poll, ALL),
         call("ppoll", libc::SYS_ppoll, NONE),
         call("fallocate", libc::SYS_fallocate, NONE),
@@ -170,6 +171,7 @@ const REFUSED: &[Refused] = &{
         call("fstatfs", libc::SYS_fstatfs, &["threads"]),
         call("ftruncate", libc::SYS_ftruncate, NONE),
         call("fstat", libc::SYS_fstat, &["threads"]),
+        #[cfg(target_arch = "x86_64")]
         call("mkdir", libc::SYS_mkdir, BUT_SHORT),
     ]
 };
