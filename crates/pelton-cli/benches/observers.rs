@@ -50,7 +50,7 @@ fn measure(name: &str, pairs: usize) -> Result<()> {
     let listener = Listener::bind(name)?;
     let mut sender = Command::new(std::env::current_exe()?).args(["send", name]).spawn()?;
     let mut receiver = listener.accept_receiver()?;
-    spawn(move || {
+    let receiving = spawn(move || {
         let mut received = 0;
         while let Ok(message) = receiver.receive() {
             received += u64::from(message[0] == 7);
@@ -82,6 +82,8 @@ fn measure(name: &str, pairs: usize) -> Result<()> {
     IS_DONE.store(true, Relaxed);
     sender.kill()?;
     sender.wait()?;
+    // It has a part of the listener, whose name goes with the last one.
+    let _ = receiving.join();
     Ok(())
 }
 
