@@ -73,6 +73,46 @@ fn a_subscriber_follows_publishers_and_reports_their_ends() {
 }
 
 #[test]
+fn a_lossless_tail_is_a_subscriber_that_misses_nothing() {
+    let dirs = test_dirs();
+    let tail =
+        dirs.start(&["tail", "topic", "--lossless", "--timeout", "20", "--json", "--filter", "re:^1[0-9]*[05] "]);
+    let first = dirs.start(&["tail", "topic", "--lossless", "--timeout", "20", "-n", "3"]);
+    let mut publisher = dirs.start(&["pub", "topic", "--subscribers", "2", "--capacity", "64K"]);
+    publisher.write_all_and_close(lines(0..20_000));
+    publisher.wait().assert(0, &[]);
+    let ended = first.finish();
+    ended.assert(0, &["3 messages printed, 0 missed"]);
+    assert_eq!(ended.stdout.split(|byte| *byte == b'\n').count(), 4);
+    let ended = tail.finish();
+    let printed: Vec<Value> = String::from_utf8(ended.stdout.clone())
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let is_printed = |line: &&[u8]| {
+        line.starts_with(b"1") && line.contains(&b' ') && {
+            let number: Vec<u8> = line.iter().copied().take_while(u8::is_ascii_digit).collect();
+            number.len() > 1 && matches!(number.last(), Some(b'0' | b'5'))
+        }
+    };
+    let all = lines(0..20_000);
+    let wanted: Vec<_> = all.split(|byte| *byte == b'\n').filter(is_printed).collect();
+    assert_eq!(printed.iter().map(|object| object["text"].as_str().unwrap().as_bytes()).collect::<Vec<_>>(), wanted);
+    ended.assert(0, &["0 missed"]);
+    // A tap of the same channel says what to do.
+    let mut publisher = dirs.start(&["pub", "other", "--subscribers", "1"]);
+    let subscriber = dirs.start(&["sub", "other"]);
+    publisher.write(b"hello\n");
+    assert_eq!(subscriber.line(), "hello");
+    dirs.run(&["tail", "other"]).assert(3, &["subscribe to it, as `pelton sub` does"]);
+    publisher.write_all_and_close(Vec::new());
+    publisher.wait().assert(0, &[]);
+    subscriber.wait().assert(0, &[]);
+    dirs.assert_nothing_left();
+}
+
+#[test]
 fn what_does_not_fit_a_broadcast_is_refused_with_the_reason() {
     let dirs = test_dirs();
     let path = format!("path:{}", dirs.path("channel").display());
