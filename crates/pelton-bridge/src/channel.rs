@@ -5,7 +5,9 @@ use crate::{report, stop::Stop};
 use pelton::{Error, Listener, Options, Receiver, Sender, options::maker, tokio::AsyncReceiver};
 use pelton_cli::failure::Failure;
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -23,6 +25,12 @@ pub enum Channel {
     Path(PathBuf),
     /// A short name or `unix:PATH`.
     Connect(String),
+}
+
+/// The names by connect that bridges of this process have abandoned.
+fn abandoned() -> MutexGuard<'static, BTreeSet<String>> {
+    static NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    NAMES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The name as `pelton ls` shows it.
@@ -57,6 +65,19 @@ impl Channel {
         }
     }
 
+    /// Keeps the role of the channel's receiver until this process ends, without closing the channel.
+    pub fn abandon(&self, receiver: ReceiverEnd) {
+        std::mem::forget(receiver);
+        if let Channel::Connect(name) = self {
+            abandoned().insert(name.clone());
+        }
+    }
+
+    /// Whether [`Channel::abandon`] keeps it.
+    pub fn is_abandoned(&self) -> bool {
+        matches!(self, Channel::Connect(name) if abandoned().contains(name))
+    }
+
     /// Becomes the channel's receiver. By connect it takes any number of senders, or with `once` the first.
     pub async fn open_receiver(
         &self,
@@ -65,6 +86,13 @@ impl Channel {
         traced: bool,
         stop: &Stop,
     ) -> Result<ReceiverEnd, Failure> {
+        if self.is_abandoned() {
+            return Err(Failure::Refused(
+                "a bridge of this process has ended while it was undecided what of the channel is stored: restart the \
+                 process, its senders wait for that"
+                    .to_owned(),
+            ));
+        }
         let options = options(traced);
         let receiver = match self {
             Channel::Path(path) => claim(standby, stop, || options.cast().create_receiver(path)).await?,
@@ -162,6 +190,10 @@ impl ReceiverEnd {
 
     pub fn get_mut(&mut self) -> &mut Receiver {
         self.receiver.get_mut()
+    }
+
+    pub fn is_path(&self) -> bool {
+        self.is_path
     }
 
     /// Waits until a message is there, or returns the channel's end.

@@ -10,7 +10,7 @@
 use crate::{
     Cli, Command, carry, on_runtime, report,
     status::{Bridges, Status},
-    stop::Stop,
+    stop::{RELOAD, Stop},
 };
 use clap::{Args, CommandFactory as _, Parser as _};
 use futures_util::future::join_all;
@@ -184,7 +184,7 @@ async fn reload(
         .into_iter()
         .partition(|bridge| wanted.contains(&bridge.words) && !bridge.thread.is_finished());
     let count = (kept.len(), old.iter().filter(|bridge| !bridge.thread.is_finished()).count());
-    end(old, 15).await;
+    end(old, RELOAD).await;
     let running: HashSet<&Vec<String>> = kept.iter().map(|bridge| &bridge.words).collect();
     entries.retain(|entry| !running.contains(&entry.words));
     report(format_args!("reload: {} go on, {} have ended, {} start", count.0, count.1, entries.len()));

@@ -95,6 +95,42 @@ fn persist(sender: &mut Sender, mut work: impl FnMut(&mut Sender) -> pelton::Res
     }
 }
 
+/// By connect, a reload ends a bridge whose publish is undecided: its sender keeps the lane until the process ends.
+#[test]
+fn an_undecided_message_by_connect_waits_for_the_end_of_the_process_and_arrives_once() {
+    let Some(place) = Place::new(&[]) else { return };
+    place.make_stream(stream::Config::default());
+    let name = format!("unix:{}", place.path("socket"));
+    let table = |more: &str| format!("[[out]]\nchannel = '{name}'\nsubject = 's.a'\n{more}\n");
+    let config = configure(&place, &table(""));
+    let port = free_port();
+    let start = || Running::start("run", &mut bridge(&["run", &config, "--metrics", &format!("127.0.0.1:{port}")]));
+    let mut first = start();
+    first.says("out: unix:");
+    let mut sender = Options::new().connect_sender(&name).unwrap();
+    sender.send(b"1").unwrap();
+    sender.wait_released().unwrap();
+    place.server.process.signal(Signal::STOP);
+    sender.send(b"2").unwrap();
+    eventually("a publish in flight", || {
+        let (_, body) = page(port, "/metrics");
+        body.lines().any(|line| line.starts_with("pelton_bridge_publishes_in_flight{") && !line.ends_with(" 0.0"))
+    });
+    configure(&place, &table("packed = true"));
+    first.signal(Signal::HUP);
+    first.says("reload: 0 go on, 1 have ended, 1 start");
+    place.server.process.signal(Signal::CONT);
+    first.says("restart the process, its senders wait for that");
+    first.signal(Signal::TERM);
+    first.wait();
+    let _second = start();
+    persist(&mut sender, Sender::wait_released);
+    persist(&mut sender, |sender| sender.send(b"3"));
+    let _in = place.in_(&[]);
+    let mut receiver = place.receiver();
+    receive(&mut receiver, 1..4);
+}
+
 #[test]
 fn a_check_says_what_would_fail_and_carries_nothing() {
     let Some(place) = Place::new(&[]) else { return };
