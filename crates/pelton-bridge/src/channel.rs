@@ -1,13 +1,17 @@
 //! The channel of a bridge: its name, its endpoints in the Tokio runtime, and how they continue after their peer's
 //! end.
 
-use crate::{report, stop::Stop};
+use crate::{
+    checked_name, report,
+    status::{Problem, Status},
+    stop::Stop,
+};
 use pelton::{Error, Listener, Options, Receiver, Sender, options::maker, tokio::AsyncReceiver};
 use pelton_cli::failure::Failure;
 use std::{
     collections::BTreeSet,
-    path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -33,13 +37,20 @@ fn abandoned() -> MutexGuard<'static, BTreeSet<String>> {
     NAMES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The name as `pelton ls` shows it.
+/// The name as `pelton ls` shows it, also before the channel is created: the same in all spellings.
 pub fn whole_name(name: &str) -> String {
-    let whole = |directory: &str| std::fs::canonicalize(directory).or_else(|_| std::path::absolute(directory)).ok();
-    match name.strip_prefix("path:").and_then(whole) {
-        Some(path) => format!("path:{}", path.display()),
+    match name.strip_prefix("path:").and_then(|directory| std::path::absolute(directory).ok()) {
+        Some(path) => format!("path:{}", without_links(&path).display()),
         None => name.to_owned(),
     }
+}
+
+/// The path without symbolic links, as far as it is there.
+fn without_links(path: &Path) -> PathBuf {
+    std::fs::canonicalize(path).unwrap_or_else(|_| match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => without_links(parent).join(name),
+        _ => path.to_owned(),
+    })
 }
 
 impl Channel {
@@ -52,7 +63,7 @@ impl Channel {
                     .map_err(|error| Failure::system(format!("the path {directory:?}"), error))?;
                 Ok(Channel::Path(path))
             }
-            None => Ok(Channel::Connect(name.to_owned())),
+            None => checked_name(name).map(|()| Channel::Connect(name.to_owned())),
         }
     }
 
@@ -158,13 +169,21 @@ pub async fn claim<T>(standby: bool, stop: &Stop, mut open: impl FnMut() -> pelt
 }
 
 /// After `error`: continues without a receiver, or by connect with its successor, for which this waits.
-pub async fn continue_sender(sender: &mut Sender, error: Error, is_path: bool, stop: &Stop) -> Result<(), Failure> {
+pub async fn continue_sender(
+    sender: &mut Sender,
+    error: Error,
+    is_path: bool,
+    stop: &Stop,
+    status: &Arc<Status>,
+) -> Result<(), Failure> {
     if is_path {
         // Does not wait: a path channel needs no receiver to send.
         sender.resume_until(Instant::now())?;
         return Ok(());
     }
-    report(format_args!("{error}; waiting for the next receiver"));
+    let text = format!("{error}; waiting for the next receiver");
+    report(&text);
+    let _problem = Problem::begin(status, text);
     while !sender.resume_until(Instant::now() + SLICE)? {
         stop.pause(TURN).await?;
     }

@@ -96,10 +96,15 @@ impl OutArgs {
         if self.subject.contains("{lane}") { LANES_AT_ONCE } else { 1 }
     }
 
-    /// Checks the options, and the stream; carries nothing.
-    pub async fn check(&self, stop: &Stop) -> Result<(), Failure> {
+    /// Checks the options.
+    pub fn validate(&self) -> Result<(), Failure> {
         self.checked_id(&Channel::parse(&self.channel)?)?;
-        self.nats.check(Direction::Out, stop).await
+        self.nats.servers.validate()
+    }
+
+    /// Checks the stream; carries nothing.
+    pub async fn check(&self, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
+        self.nats.check(Direction::Out, stop, status).await
     }
 }
 
@@ -163,7 +168,7 @@ struct Outward {
 pub async fn run(args: &OutArgs, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
     let channel = Channel::parse(&args.channel)?;
     let id = args.checked_id(&channel)?;
-    let (nats, info) = args.nats.connect(Direction::Out, args.stream_subject(), stop).await?;
+    let (nats, info) = args.nats.connect(Direction::Out, args.stream_subject(), stop, status).await?;
     let out = Outward {
         nats,
         config: info.config,
@@ -224,8 +229,8 @@ fn random() -> u64 {
 }
 
 impl Outward {
-    /// Carries messages until the channel ends, or a signal. `settled` gets the numbers of the lanes of which nothing is
-    /// in doubt since a predecessor.
+    /// Carries messages until the channel ends, or a signal. `settled` gets the numbers of the lanes of which a
+    /// predecessor left nothing in doubt.
     async fn carry(
         &self,
         args: &OutArgs,
@@ -382,7 +387,7 @@ impl Outward {
 
     /// The last message of a subject, from the stream's leader.
     async fn read_last(&self, subject: &str) -> Result<Option<StreamMessage>, Failure> {
-        let mut retry = Retry::new("reading the subject's last message");
+        let mut retry = Retry::new("reading the subject's last message", &self.status);
         let grace = self.grace();
         tokio::pin!(grace);
         loop {
@@ -547,7 +552,7 @@ impl Outward {
     ) -> Result<Stored, Failure> {
         let headers = origin.headers();
         let mut connections = self.nats.connections.clone();
-        let mut retry = Retry::new("publishing");
+        let mut retry = Retry::new("publishing", &self.status);
         let mut lost_since = None;
         let mut is_repeated = false;
         let grace = self.grace();
