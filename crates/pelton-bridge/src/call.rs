@@ -8,6 +8,7 @@ use crate::{
         CALL, CALLS_MAX, DEADLINE, DRAIN_TIME, HEADER_BYTES, Inboxes, LocalService, REPLY, SIGN_INTERVAL, SILENCE_MAX,
         WINDOW, header, is_not_begun, say,
     },
+    checked_name,
     nats::{ServerArgs, seconds},
     report,
     serve::until,
@@ -61,6 +62,21 @@ pub struct CallArgs {
     pub servers: ServerArgs,
 }
 
+impl CallArgs {
+    /// Checks the options.
+    pub fn validate(&self) -> Result<(), Failure> {
+        if self.prefer_local.as_ref() == Some(&self.name) {
+            return Err(Failure::Input(format!(
+                "{} is the name of this bridge, which would call itself: give it another name than the local service has",
+                self.name
+            )));
+        }
+        checked_name(&self.name)?;
+        self.prefer_local.as_deref().map_or(Ok(()), checked_name)?;
+        self.servers.validate()
+    }
+}
+
 struct Shared {
     client: Client,
     status: Arc<Status>,
@@ -88,12 +104,6 @@ enum End {
 
 /// Runs `pelton-bridge call`.
 pub async fn run(args: &CallArgs, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
-    if args.prefer_local.as_ref() == Some(&args.name) {
-        return Err(Failure::Input(format!(
-            "{} is the name of this bridge, which would call itself: give it another name than the local service has",
-            args.name
-        )));
-    }
     let (client, _) = args.servers.connect(stop).await?;
     let shared = Arc::new(Shared {
         inboxes: Inboxes::new(&client, &args.subject).await?,

@@ -1,11 +1,17 @@
 //! The channel of a bridge: its name, its endpoints in the Tokio runtime, and how they continue after their peer's
 //! end.
 
-use crate::{report, stop::Stop};
+use crate::{
+    checked_name, report,
+    status::{Problem, Status},
+    stop::Stop,
+};
 use pelton::{Error, Listener, Options, Receiver, Sender, options::maker, tokio::AsyncReceiver};
 use pelton_cli::failure::Failure;
 use std::{
-    path::PathBuf,
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -25,13 +31,26 @@ pub enum Channel {
     Connect(String),
 }
 
-/// The name as `pelton ls` shows it.
+/// The names by connect that bridges of this process have abandoned.
+fn abandoned() -> MutexGuard<'static, BTreeSet<String>> {
+    static NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    NAMES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The name as `pelton ls` shows it, also before the channel is created: the same in all spellings.
 pub fn whole_name(name: &str) -> String {
-    let whole = |directory: &str| std::fs::canonicalize(directory).or_else(|_| std::path::absolute(directory)).ok();
-    match name.strip_prefix("path:").and_then(whole) {
-        Some(path) => format!("path:{}", path.display()),
+    match name.strip_prefix("path:").and_then(|directory| std::path::absolute(directory).ok()) {
+        Some(path) => format!("path:{}", without_links(&path).display()),
         None => name.to_owned(),
     }
+}
+
+/// The path without symbolic links, as far as it is there.
+fn without_links(path: &Path) -> PathBuf {
+    std::fs::canonicalize(path).unwrap_or_else(|_| match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => without_links(parent).join(name),
+        _ => path.to_owned(),
+    })
 }
 
 impl Channel {
@@ -44,7 +63,7 @@ impl Channel {
                     .map_err(|error| Failure::system(format!("the path {directory:?}"), error))?;
                 Ok(Channel::Path(path))
             }
-            None => Ok(Channel::Connect(name.to_owned())),
+            None => checked_name(name).map(|()| Channel::Connect(name.to_owned())),
         }
     }
 
@@ -57,6 +76,19 @@ impl Channel {
         }
     }
 
+    /// Keeps the role of the channel's receiver until this process ends, without closing the channel.
+    pub fn abandon(&self, receiver: ReceiverEnd) {
+        std::mem::forget(receiver);
+        if let Channel::Connect(name) = self {
+            abandoned().insert(name.clone());
+        }
+    }
+
+    /// Whether [`Channel::abandon`] keeps it.
+    pub fn is_abandoned(&self) -> bool {
+        matches!(self, Channel::Connect(name) if abandoned().contains(name))
+    }
+
     /// Becomes the channel's receiver. By connect it takes any number of senders, or with `once` the first.
     pub async fn open_receiver(
         &self,
@@ -65,6 +97,13 @@ impl Channel {
         traced: bool,
         stop: &Stop,
     ) -> Result<ReceiverEnd, Failure> {
+        if self.is_abandoned() {
+            return Err(Failure::Refused(
+                "a bridge of this process has ended while it was undecided what of the channel is stored: restart the \
+                 process, its senders wait for that"
+                    .to_owned(),
+            ));
+        }
         let options = options(traced);
         let receiver = match self {
             Channel::Path(path) => claim(standby, stop, || options.cast().create_receiver(path)).await?,
@@ -130,13 +169,21 @@ pub async fn claim<T>(standby: bool, stop: &Stop, mut open: impl FnMut() -> pelt
 }
 
 /// After `error`: continues without a receiver, or by connect with its successor, for which this waits.
-pub async fn continue_sender(sender: &mut Sender, error: Error, is_path: bool, stop: &Stop) -> Result<(), Failure> {
+pub async fn continue_sender(
+    sender: &mut Sender,
+    error: Error,
+    is_path: bool,
+    stop: &Stop,
+    status: &Arc<Status>,
+) -> Result<(), Failure> {
     if is_path {
         // Does not wait: a path channel needs no receiver to send.
         sender.resume_until(Instant::now())?;
         return Ok(());
     }
-    report(format_args!("{error}; waiting for the next receiver"));
+    let text = format!("{error}; waiting for the next receiver");
+    report(&text);
+    let _problem = Problem::begin(status, text);
     while !sender.resume_until(Instant::now() + SLICE)? {
         stop.pause(TURN).await?;
     }
@@ -162,6 +209,10 @@ impl ReceiverEnd {
 
     pub fn get_mut(&mut self) -> &mut Receiver {
         self.receiver.get_mut()
+    }
+
+    pub fn is_path(&self) -> bool {
+        self.is_path
     }
 
     /// Waits until a message is there, or returns the channel's end.

@@ -28,6 +28,7 @@ use pelton_cli::failure::Failure;
 use std::{
     collections::{HashMap, VecDeque},
     path::PathBuf,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -89,10 +90,15 @@ impl InArgs {
         }
     }
 
-    /// Checks the options, and the stream; carries nothing.
-    pub async fn check(&self, stop: &Stop) -> Result<(), Failure> {
+    /// Checks the options.
+    pub fn validate(&self) -> Result<(), Failure> {
         self.position_path(&Channel::parse(&self.channel)?)?;
-        self.nats.check(Direction::In, stop).await
+        self.nats.servers.validate()
+    }
+
+    /// Checks the stream; carries nothing.
+    pub async fn check(&self, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
+        self.nats.check(Direction::In, stop, status).await
     }
 }
 
@@ -136,7 +142,7 @@ struct Inward<'a> {
     args: &'a InArgs,
     nats: Nats,
     stop: Stop,
-    status: &'a Status,
+    status: Arc<Status>,
     name: StreamName,
     sender: Sender,
     is_path: bool,
@@ -160,10 +166,10 @@ struct Gap {
 }
 
 /// Runs `pelton-bridge in`.
-pub async fn run(args: &InArgs, stop: &Stop, status: &Status) -> Result<(), Failure> {
+pub async fn run(args: &InArgs, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
     let channel = Channel::parse(&args.channel)?;
     let path = args.position_path(&channel)?;
-    let (nats, info) = args.nats.connect(Direction::In, args.subject.clone(), stop).await?;
+    let (nats, info) = args.nats.connect(Direction::In, args.subject.clone(), stop, status).await?;
     let name = StreamName {
         name: info.config.name.clone(),
         created_ns: info.created.unix_timestamp_nanos(),
@@ -199,7 +205,7 @@ pub async fn run(args: &InArgs, stop: &Stop, status: &Status) -> Result<(), Fail
         args,
         nats,
         stop: stop.clone(),
-        status,
+        status: status.clone(),
         name,
         sender,
         is_path,
@@ -323,7 +329,7 @@ fn resolve_connect(sender: &Sender, args: &InArgs, info: &Info, position: &mut P
 impl Inward<'_> {
     /// Carries messages until a signal or a failure.
     async fn carry(&mut self) -> Result<(), Failure> {
-        let mut retry = Retry::new("reading the stream");
+        let mut retry = Retry::new("reading the stream", &self.status);
         loop {
             self.stop.check()?;
             self.check_stream().await?;
@@ -339,10 +345,14 @@ impl Inward<'_> {
     /// Whether the stream is still the one that the position belongs to.
     async fn check_stream(&mut self) -> Result<(), Failure> {
         let began = Instant::now();
-        let mut retry = Retry::new("checking the stream");
+        let mut retry = Retry::new("checking the stream", &self.status);
         loop {
             let info = self.nats.info(&self.stop).await?;
-            let problem = match self.find_problem(&info).await {
+            let found = tokio::select! {
+                found = self.find_problem(&info) => found,
+                failure = self.stop.requested() => return Err(failure),
+            };
+            let problem = match found {
                 Ok(None) => return Ok(()),
                 Ok(Some(problem)) => problem,
                 // The server did not answer.
@@ -421,7 +431,11 @@ impl Inward<'_> {
                 .await
                 .map_err(|error| error.to_string())
         };
-        let mut messages = match opening.await {
+        let opened = tokio::select! {
+            opened = opening => opened,
+            failure = self.stop.requested() => return Err(failure),
+        };
+        let mut messages = match opened {
             Ok(messages) => messages,
             Err(problem) => return Ok(Some(problem)),
         };
@@ -468,7 +482,7 @@ impl Inward<'_> {
                     self.gaps.push(Gap { from: wanted, to: sequence - 1, index: self.batch.len() });
                 }
                 wanted = sequence + 1;
-                *retry = Retry::new("reading the stream");
+                *retry = Retry::new("reading the stream", &self.status);
                 self.take(message.message, sequence, time).await?;
                 if self.batch.len() >= BATCH_MESSAGES || self.batch_bytes >= BATCH_BYTES {
                     self.commit().await?;
@@ -696,7 +710,7 @@ impl Inward<'_> {
                 // The receiver is slow: the bridge waits, and the server keeps what follows.
                 Ok(None) => self.stop.pause(TURN).await?,
                 Err(error @ (Error::Closed { .. } | Error::PeerDied { .. })) => {
-                    continue_sender(sender, error, self.is_path, &self.stop).await?;
+                    continue_sender(sender, error, self.is_path, &self.stop, &self.status).await?;
                     if !self.is_path {
                         // A receiver that had closed left the lane to be copied.
                         let (lane, generation) = (self.sender.lane_id().0, self.sender.generation());

@@ -125,7 +125,8 @@ pub fn run() -> ExitCode {
 
 fn execute(cli: &Cli) -> Result<(), Failure> {
     let bridges = Bridges::default();
-    if let Some(address) = cli.metrics {
+    let is_check = matches!(&cli.command, Command::Run(args) if args.check);
+    if let Some(address) = cli.metrics.filter(|_| !is_check) {
         status::serve(address, bridges.clone())?;
     }
     on_runtime(async {
@@ -142,6 +143,20 @@ fn execute(cli: &Cli) -> Result<(), Failure> {
 }
 
 impl Command {
+    /// Checks the options, as far as nothing else is needed.
+    fn validate(&self) -> Result<(), Failure> {
+        match self {
+            Command::Out(args) => args.validate(),
+            Command::In(args) => args.validate(),
+            Command::Serve(args) => {
+                checked_name(&args.service)?;
+                args.servers.validate()
+            }
+            Command::Call(args) => args.validate(),
+            Command::Run(_) => Ok(()),
+        }
+    }
+
     /// A status for it.
     fn status(&self) -> Arc<Status> {
         match self {
@@ -154,8 +169,20 @@ impl Command {
     }
 }
 
+/// Checks a name by connect.
+fn checked_name(name: &str) -> Result<(), Failure> {
+    match name.strip_prefix("unix:") {
+        Some("") => Err(Failure::Input(format!("{name:?} names no socket: write unix:PATH"))),
+        None if name.contains([':', '/']) || name.is_empty() => Err(Failure::Input(format!(
+            "{name:?} is no name: write unix:PATH, or a short name without a colon or slash"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Runs one bridge until it ends.
 async fn carry(command: &Command, stop: &stop::Stop, status: &Arc<Status>) -> Result<(), Failure> {
+    command.validate()?;
     match command {
         Command::Out(args) => outward::run(args, stop, status).await,
         Command::In(args) => inward::run(args, stop, status).await,

@@ -1,6 +1,10 @@
 //! The connection to NATS: its options, its secrets, the stream and whether its settings fit.
 
-use crate::{report, stop::Stop};
+use crate::{
+    report,
+    status::{Problem, Status},
+    stop::Stop,
+};
 use async_nats::{
     Client, ConnectError, ConnectErrorKind, ConnectOptions, Event,
     jetstream::{
@@ -78,7 +82,7 @@ pub struct ServerArgs {
 #[derive(Args, Clone)]
 pub struct NatsArgs {
     #[command(flatten)]
-    servers: ServerArgs,
+    pub servers: ServerArgs,
     /// The JetStream stream
     #[arg(long, value_name = "NAME")]
     pub stream: String,
@@ -114,6 +118,9 @@ pub struct Nats {
     pub stream: String,
     /// Counts the connections: a publish in flight when it changes is repeated.
     pub connections: watch::Receiver<u64>,
+    /// The server has answered a request to JetStream: from then on, the bridge waits for it without limit.
+    has_answered: bool,
+    pub status: Arc<Status>,
 }
 
 /// What a bridge needs of a stream.
@@ -126,19 +133,26 @@ pub enum Direction {
 impl NatsArgs {
     /// Connects, and checks the stream, which --create creates for `subject`. The second value has the stream as it
     /// is now.
-    pub async fn connect(&self, direction: Direction, subject: String, stop: &Stop) -> Result<(Nats, Info), Failure> {
-        let nats = self.open(stop).await?;
+    pub async fn connect(
+        &self,
+        direction: Direction,
+        subject: String,
+        stop: &Stop,
+        status: &Arc<Status>,
+    ) -> Result<(Nats, Info), Failure> {
+        let mut nats = self.open(stop, status).await?;
         if self.create {
             nats.create(subject, self.require_replicas.unwrap_or(1), stop).await?;
         }
         let info = nats.info(stop).await?;
+        nats.has_answered = true;
         self.check_info(&info, direction)?;
         Ok((nats, info))
     }
 
     /// Connects, and checks the stream; creates nothing.
-    pub async fn check(&self, direction: Direction, stop: &Stop) -> Result<(), Failure> {
-        let nats = self.open(stop).await?;
+    pub async fn check(&self, direction: Direction, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
+        let nats = self.open(stop, status).await?;
         if self.create
             && let Err(error) = nats.jetstream.get_stream(&self.stream).await
             && let GetStreamErrorKind::JetStream(refused) = error.kind()
@@ -149,7 +163,7 @@ impl NatsArgs {
         self.check_info(&nats.info(stop).await?, direction)
     }
 
-    async fn open(&self, stop: &Stop) -> Result<Nats, Failure> {
+    async fn open(&self, stop: &Stop, status: &Arc<Status>) -> Result<Nats, Failure> {
         for monitor in &self.require_sync {
             check_sync(monitor).await?;
         }
@@ -159,7 +173,14 @@ impl NatsArgs {
             Some(domain) => context.domain(domain).build(client.clone()),
             None => context.build(client.clone()),
         };
-        Ok(Nats { jetstream, client, stream: self.stream.clone(), connections })
+        Ok(Nats {
+            jetstream,
+            client,
+            stream: self.stream.clone(),
+            connections,
+            has_answered: false,
+            status: status.clone(),
+        })
     }
 
     fn check_info(&self, info: &Info, direction: Direction) -> Result<(), Failure> {
@@ -169,8 +190,8 @@ impl NatsArgs {
 }
 
 impl ServerArgs {
-    /// Connects to one of the servers. The second value counts the connections.
-    pub async fn connect(&self, stop: &Stop) -> Result<(Client, watch::Receiver<u64>), Failure> {
+    /// Checks the options.
+    pub fn validate(&self) -> Result<(), Failure> {
         if let Some(url) = self.urls.iter().find(|url| url.contains('@')) {
             let shown = url.rsplit('@').next().unwrap_or_default();
             return Err(Failure::Input(format!(
@@ -178,6 +199,11 @@ impl ServerArgs {
                  --token-file, --nkey or --creds"
             )));
         }
+        Ok(())
+    }
+
+    /// Connects to one of the servers. The second value counts the connections.
+    pub async fn connect(&self, stop: &Stop) -> Result<(Client, watch::Receiver<u64>), Failure> {
         let (connected, connections) = watch::channel(0);
         let deadline = Instant::now() + self.connect_timeout;
         loop {
@@ -198,7 +224,11 @@ impl ServerArgs {
                     }
                 }
             });
-            match options.connect(&self.urls).await {
+            let connected = tokio::select! {
+                connected = options.connect(&self.urls) => connected,
+                failure = stop.requested() => return Err(failure),
+            };
+            match connected {
                 Ok(client) => return Ok((client, connections)),
                 Err(error) => match error.kind() {
                     ConnectErrorKind::Authentication | ConnectErrorKind::AuthorizationViolation => {
@@ -249,7 +279,7 @@ impl ServerArgs {
             let text = read_secret("--creds", path)?;
             options = options
                 .credentials(&text)
-                .map_err(|error| Failure::system(format!("--creds {}", path.display()), error))?;
+                .map_err(|error| Failure::Input(format!("--creds {}: {error}", path.display())))?;
         } else if let Some(path) = &self.nkey {
             options = options.nkey(read_secret("--nkey", path)?.trim().to_owned());
         } else if let Some(path) = &self.user_file {
@@ -295,7 +325,7 @@ async fn check_sync(monitor: &str) -> Result<(), Failure> {
     };
     let what = || format!("asking the server's monitoring at {monitor} for its sync_interval");
     let answer = match tokio::time::timeout(REQUEST_TIMEOUT, exchange).await {
-        Ok(answer) => answer.map_err(|error| Failure::system(what(), error))?,
+        Ok(answer) => answer.map_err(|error| Failure::TimedOut(format!("{}: {error}", what())))?,
         Err(_) => return Err(Failure::TimedOut(format!("{}: no answer within {REQUEST_TIMEOUT:?}", what()))),
     };
     let text = String::from_utf8_lossy(&answer);
@@ -334,8 +364,15 @@ pub fn limit_text(error: &jetstream::Error, stream: &str) -> Option<String> {
 }
 
 fn read_secret(option: &str, path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path)
-        .map_err(|error| Failure::system(format!("reading {option} {}", path.display()), error))
+    std::fs::read_to_string(path).map_err(|error| {
+        let what = format!("reading {option} {}", path.display());
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidData => {
+                Failure::Input(format!("{what}: {error}"))
+            }
+            _ => Failure::system(what, error),
+        }
+    })
 }
 
 impl Nats {
@@ -343,9 +380,13 @@ impl Nats {
     async fn create(&self, subject: String, replicas: usize, stop: &Stop) -> Result<(), Failure> {
         let (name, subjects) = (self.stream.clone(), vec![subject]);
         let config = Config { name, subjects, num_replicas: replicas, ..Config::default() };
-        let mut retry = Retry::new("creating the stream");
+        let mut retry = Retry::new("creating the stream", &self.status);
         loop {
-            match self.jetstream.get_or_create_stream(config.clone()).await {
+            let created = tokio::select! {
+                created = self.jetstream.get_or_create_stream(config.clone()) => created,
+                failure = stop.requested() => return Err(failure),
+            };
+            match created {
                 Ok(_) => return Ok(()),
                 Err(error) => match error.kind() {
                     // Another bridge was quicker.
@@ -376,9 +417,13 @@ impl Nats {
 
     /// The stream as it is now; asks again while the server does not answer.
     pub async fn info(&self, stop: &Stop) -> Result<Info, Failure> {
-        let (mut retry, began) = (Retry::new("reading the stream's state"), Instant::now());
+        let (mut retry, began) = (Retry::new("reading the stream's state", &self.status), Instant::now());
         loop {
-            let error = match self.jetstream.get_stream(&self.stream).await {
+            let asked = tokio::select! {
+                asked = self.jetstream.get_stream(&self.stream) => asked,
+                failure = stop.requested() => return Err(failure),
+            };
+            let error = match asked {
                 Ok(stream) => return Ok(stream.cached_info().clone()),
                 Err(error) => error,
             };
@@ -401,7 +446,7 @@ impl Nats {
                     _ => {}
                 }
             }
-            if *self.connections.borrow() <= 1 && began.elapsed() > SETTLE_TIME {
+            if !self.has_answered && began.elapsed() > SETTLE_TIME {
                 return Err(Failure::TimedOut(format!(
                     "the server does not answer requests to JetStream: {error}: start it with --jetstream"
                 )));
@@ -418,15 +463,17 @@ impl Nats {
     }
 }
 
-/// Attempts with growing pauses; the second failure is reported.
+/// Attempts with growing pauses; the second failure is reported, and is a problem of the bridge until this is dropped.
 pub struct Retry {
     what: &'static str,
     attempts: u32,
+    status: Arc<Status>,
+    problem: Option<Problem>,
 }
 
 impl Retry {
-    pub fn new(what: &'static str) -> Retry {
-        Retry { what, attempts: 0 }
+    pub fn new(what: &'static str, status: &Arc<Status>) -> Retry {
+        Retry { what, attempts: 0, status: status.clone(), problem: None }
     }
 
     /// Waits before the next attempt; fails when a signal arrives.
@@ -440,7 +487,9 @@ impl Retry {
     /// As [`Retry::pause`], for a caller that handles signals itself.
     pub async fn pause_through(&mut self, error: impl std::fmt::Display) {
         if self.attempts == 1 {
-            report(format_args!("{}: {error}; trying again until it succeeds", self.what));
+            let text = format!("{}: {error}; trying again until it succeeds", self.what);
+            report(&text);
+            self.problem = Some(Problem::begin(&self.status, text));
         }
         let pause = Duration::from_millis(20 << self.attempts.min(5));
         self.attempts += 1;

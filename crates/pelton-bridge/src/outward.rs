@@ -25,9 +25,15 @@ use async_nats::jetstream::{
 use bytes::{Bytes, BytesMut};
 use clap::Args;
 use futures_util::future::try_join_all;
-use pelton::{Chunk, LaneId, Record, Traceparent, raw::TakenChunk};
+use pelton::{Chunk, LaneId, Receiver, Record, Traceparent, raw::TakenChunk};
 use pelton_cli::failure::Failure;
-use std::{collections::HashMap, error::Error as _, sync::Arc, time::Duration};
+use std::{
+    cell::Cell,
+    collections::{HashMap, HashSet},
+    error::Error as _,
+    sync::Arc,
+    time::Duration,
+};
 use tokio::time::Instant;
 
 /// Bytes of messages taken from a lane at a time, and packed into one NATS message.
@@ -86,10 +92,19 @@ impl OutArgs {
         self.subject.replace("{lane}", "*")
     }
 
-    /// Checks the options, and the stream; carries nothing.
-    pub async fn check(&self, stop: &Stop) -> Result<(), Failure> {
+    fn lanes_at_once(&self) -> usize {
+        if self.subject.contains("{lane}") { LANES_AT_ONCE } else { 1 }
+    }
+
+    /// Checks the options.
+    pub fn validate(&self) -> Result<(), Failure> {
         self.checked_id(&Channel::parse(&self.channel)?)?;
-        self.nats.check(Direction::Out, stop).await
+        self.nats.servers.validate()
+    }
+
+    /// Checks the stream; carries nothing.
+    pub async fn check(&self, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
+        self.nats.check(Direction::Out, stop, status).await
     }
 }
 
@@ -117,8 +132,18 @@ struct Taken {
     traceparent: Option<Traceparent>,
 }
 
+impl Taken {
+    fn new(chunk: TakenChunk, receiver: &ReceiverEnd) -> Taken {
+        let receiver = receiver.get();
+        let traceparent = receiver.traceparent_of(chunk.chunk.first_seq);
+        Taken { chunk, generation: receiver.generation(), traceparent }
+    }
+}
+
 /// Messages of one lane.
 struct Work<'a> {
+    /// The lane's number in this receiver.
+    number: u32,
     lane: Lane,
     generation: u32,
     /// Of the first message of the chunk: a message that has one begins a chunk.
@@ -135,13 +160,15 @@ struct Outward {
     allow_limits: bool,
     stop: Stop,
     status: Arc<Status>,
+    /// Whether a message may be stored that is not released.
+    in_doubt: Cell<bool>,
 }
 
 /// Runs `pelton-bridge out`.
 pub async fn run(args: &OutArgs, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
     let channel = Channel::parse(&args.channel)?;
     let id = args.checked_id(&channel)?;
-    let (nats, info) = args.nats.connect(Direction::Out, args.stream_subject(), stop).await?;
+    let (nats, info) = args.nats.connect(Direction::Out, args.stream_subject(), stop, status).await?;
     let out = Outward {
         nats,
         config: info.config,
@@ -151,13 +178,16 @@ pub async fn run(args: &OutArgs, stop: &Stop, status: &Arc<Status>) -> Result<()
         allow_limits: args.nats.allow_limits,
         stop: stop.clone(),
         status: status.clone(),
+        in_doubt: Cell::new(false),
     };
     let mut subjects = HashMap::new();
     if !args.subject.contains("{lane}") {
         // Before a sender can come: a subject that cannot be used is refused at the start.
         subjects.insert(args.subject.clone(), out.open_subject(args.subject.clone()).await?);
     }
-    let mut receiver = channel.open_receiver(args.once, args.standby, args.traced, stop).await?;
+    let receiver = channel.open_receiver(args.once, args.standby, args.traced, stop).await?;
+    let mut end = End { receiver: Some(receiver), channel: &channel, may_close: matches!(channel, Channel::Path(_)) };
+    let receiver = end.receiver.as_mut().expect("it was just opened");
     status.up(&out.nats.client);
     report(format_args!(
         "out: {} to {} in stream {}; {}",
@@ -166,14 +196,30 @@ pub async fn run(args: &OutArgs, stop: &Stop, status: &Arc<Status>) -> Result<()
         out.nats.stream,
         meaning_of_ack(&out.config)
     ));
-    let mut in_doubt = false;
-    let done = out.carry(args, &mut receiver, &mut subjects, &mut in_doubt).await;
-    if in_doubt && !matches!(channel, Channel::Path(_)) {
-        // To close would make the senders copy what is unreleased into new lanes, and whether it is stored is in doubt.
-        // They detect the end of this process, keep their lanes, and offer them to the next one.
-        std::mem::forget(receiver);
-    }
+    let mut settled = HashSet::new();
+    let done = out.carry(args, receiver, &mut subjects, &mut settled).await;
+    end.may_close |= done.is_ok() || (stop.is_outlived() && out.may_close(receiver, &settled));
     done
+}
+
+/// The receiver until its end.
+///
+/// By connect, to close makes the senders copy what is unreleased into new lanes: what is in doubt must not be closed.
+/// A sender that detects the end of this process keeps its lane, and offers it to the next one.
+struct End<'a> {
+    receiver: Option<ReceiverEnd>,
+    channel: &'a Channel,
+    may_close: bool,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        if !self.may_close
+            && let Some(receiver) = self.receiver.take()
+        {
+            self.channel.abandon(receiver);
+        }
+    }
 }
 
 /// A number that no other process has.
@@ -183,21 +229,32 @@ fn random() -> u64 {
 }
 
 impl Outward {
-    /// Carries messages until the channel ends, or a signal. `in_doubt`: whether what is taken and unreleased may be
-    /// stored.
+    /// Carries messages until the channel ends, or a signal. `settled` gets the numbers of the lanes of which a
+    /// predecessor left nothing in doubt.
     async fn carry(
         &self,
         args: &OutArgs,
         receiver: &mut ReceiverEnd,
         subjects: &mut HashMap<String, Subject>,
-        in_doubt: &mut bool,
+        settled: &mut HashSet<u32>,
     ) -> Result<(), Failure> {
         loop {
-            self.stop.check()?;
-            let taken = match self.take(args, receiver) {
+            let taken = match self.stop.check() {
+                Ok(()) => self.take(args, receiver),
+                // What may be in doubt is decided before the channel is closed.
+                Err(failure) => match self.stop.is_reload() && !receiver.is_path() {
+                    true => match self.take_unsettled(args, receiver, settled)? {
+                        taken if taken.is_empty() => return Err(failure),
+                        taken => Ok(taken),
+                    },
+                    false => return Err(failure),
+                },
+            };
+            let taken = match taken {
                 Ok(taken) if taken.is_empty() => {
                     self.status.waiting_since.set(0);
-                    let ready = receiver.ready(&self.stop).await?;
+                    // A signal is handled above.
+                    let Ok(ready) = receiver.ready(&self.stop).await else { continue };
                     self.status.waiting_since.set(status::now());
                     ready.map(|()| taken)
                 }
@@ -210,7 +267,6 @@ impl Outward {
                     Next::Done => return Ok(()),
                 },
             };
-            *in_doubt = true;
             // By subject, each with its chunks in order.
             let mut groups: Vec<(Subject, Vec<Work<'_>>)> = Vec::new();
             for Taken { chunk: taken, generation, traceparent } in &taken {
@@ -218,7 +274,7 @@ impl Outward {
                 let name = args.subject.replace("{lane}", &lane_text(lane));
                 let bytes = receiver.get().bytes_of(taken);
                 let chunk = Chunk::new(taken.id, taken.peer, taken.chunk.first_seq, taken.chunk.messages, bytes);
-                let work = Work { lane, generation: *generation, traceparent: *traceparent, chunk };
+                let work = Work { number: taken.lane, lane, generation: *generation, traceparent: *traceparent, chunk };
                 match groups.iter_mut().find(|(subject, _)| subject.name == name) {
                     Some((_, works)) => works.push(work),
                     None => {
@@ -230,11 +286,17 @@ impl Outward {
                     }
                 }
             }
+            let is_new =
+                |subject: &Subject, work: &Work<'_>| subject.doubts.iter().all(|doubt| doubt.lane != work.lane);
+            for (subject, works) in &groups {
+                settled.extend(works.iter().filter(|work| is_new(subject, work)).map(|work| work.number));
+            }
             let done =
                 try_join_all(groups.into_iter().map(|(subject, works)| self.publish_all(subject, works))).await?;
             failpoint("unreleased");
             receiver.get_mut().release_chunks();
-            *in_doubt = false;
+            self.in_doubt.set(false);
+            settled.extend(taken.iter().map(|taken| taken.chunk.lane));
             if subjects.len() > SUBJECTS_MAX {
                 subjects.clear();
             }
@@ -248,15 +310,10 @@ impl Outward {
 
     /// Takes the available messages: of one lane, or of several if each has a subject of its own.
     fn take(&self, args: &OutArgs, receiver: &mut ReceiverEnd) -> pelton::Result<Vec<Taken>> {
-        let most = if args.subject.contains("{lane}") { LANES_AT_ONCE } else { 1 };
         let mut taken = Vec::new();
-        while taken.len() < most {
+        while taken.len() < args.lanes_at_once() {
             match receiver.get_mut().take_chunk(CHUNK_BYTES, |_| None) {
-                Ok(Some(chunk)) => {
-                    let receiver = receiver.get();
-                    let traceparent = receiver.traceparent_of(chunk.chunk.first_seq);
-                    taken.push(Taken { chunk, generation: receiver.generation(), traceparent });
-                }
+                Ok(Some(chunk)) => taken.push(Taken::new(chunk, receiver)),
                 Ok(None) => break,
                 // What was taken first: the next call returns the error again.
                 Err(_) if !taken.is_empty() => break,
@@ -264,6 +321,35 @@ impl Outward {
             }
         }
         Ok(taken)
+    }
+
+    /// Takes messages of connected lanes that are not settled.
+    fn take_unsettled(
+        &self,
+        args: &OutArgs,
+        receiver: &mut ReceiverEnd,
+        settled: &HashSet<u32>,
+    ) -> pelton::Result<Vec<Taken>> {
+        let mut taken = Vec::new();
+        for lane in receiver.get_mut().ends_of_lanes()?.into_iter().filter(|(number, _)| !settled.contains(number)) {
+            if taken.len() == args.lanes_at_once() {
+                break;
+            }
+            if let Some(chunk) = receiver.get_mut().take_chunk_before(lane, CHUNK_BYTES, |_| None)? {
+                taken.push(Taken::new(chunk, receiver));
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Whether nothing is in doubt, by connect, so that the channel can be closed.
+    fn may_close(&self, receiver: &mut ReceiverEnd, settled: &HashSet<u32>) -> bool {
+        let receiver = receiver.get_mut();
+        let is_settled = |lane: (u32, u32), receiver: &mut Receiver| {
+            settled.contains(&lane.0) || matches!(receiver.take_chunk_before(lane, 1, |_| None), Ok(None))
+        };
+        !self.in_doubt.get()
+            && receiver.ends_of_lanes().is_ok_and(|lanes| lanes.into_iter().all(|lane| is_settled(lane, receiver)))
     }
 
     /// Reads the last message of a subject.
@@ -301,7 +387,7 @@ impl Outward {
 
     /// The last message of a subject, from the stream's leader.
     async fn read_last(&self, subject: &str) -> Result<Option<StreamMessage>, Failure> {
-        let mut retry = Retry::new("reading the subject's last message");
+        let mut retry = Retry::new("reading the subject's last message", &self.status);
         let grace = self.grace();
         tokio::pin!(grace);
         loop {
@@ -451,6 +537,7 @@ impl Outward {
     /// Publishes one message, and waits until it is stored. Repeats it, with the same expectation, until that is
     /// decided.
     async fn publish(&self, subject: &mut Subject, origin: &Origin, body: Bytes) -> Result<Stored, Failure> {
+        self.in_doubt.set(true);
         self.status.in_flight.add(1);
         let stored = self.publish_until_decided(subject, origin, body).await;
         self.status.in_flight.sub(1);
@@ -465,7 +552,7 @@ impl Outward {
     ) -> Result<Stored, Failure> {
         let headers = origin.headers();
         let mut connections = self.nats.connections.clone();
-        let mut retry = Retry::new("publishing");
+        let mut retry = Retry::new("publishing", &self.status);
         let mut lost_since = None;
         let mut is_repeated = false;
         let grace = self.grace();

@@ -8,9 +8,9 @@
 //! begin, because both may have the same channel.
 
 use crate::{
-    Cli, Command, carry, on_runtime, report,
+    Cli, Command, carry, channel, on_runtime, report,
     status::{Bridges, Status},
-    stop::Stop,
+    stop::{RELOAD, Stop},
 };
 use clap::{Args, CommandFactory as _, Parser as _};
 use futures_util::future::join_all;
@@ -21,6 +21,7 @@ use pelton_cli::{
 };
 use std::{
     collections::HashSet,
+    io,
     path::{Path, PathBuf},
     sync::{Arc, PoisonError},
     thread::JoinHandle,
@@ -44,7 +45,7 @@ pub struct RunArgs {
     config: PathBuf,
     /// Check the file and, where a server is reachable, the streams; carry nothing
     #[arg(long)]
-    check: bool,
+    pub check: bool,
 }
 
 /// One bridge of a configuration.
@@ -53,114 +54,258 @@ struct Entry {
     words: Vec<String>,
     /// Its kind and channel, or service: the name for people.
     title: String,
+    /// What only one bridge can have.
+    role: String,
     command: Command,
 }
 
-/// A bridge that was started. It may have ended.
-struct Running {
-    words: Vec<String>,
-    title: String,
+/// A bridge of the present configuration, or one that ends because it is not there any more.
+struct Bridge {
+    number: u64,
+    entry: Arc<Entry>,
     status: Arc<Status>,
+    state: State,
+}
+
+enum State {
+    /// For its predecessor's end, or for a thread.
+    Waits,
+    Runs(Thread),
+    /// After a reload.
+    Ends(Thread),
+    Ended(Result<(), Failure>),
+}
+
+struct Thread {
     stop: watch::Sender<i32>,
-    thread: JoinHandle<Result<(), Failure>>,
+    handle: JoinHandle<()>,
+}
+
+/// Notifies the main thread of a bridge's end, also if its thread panics.
+struct Notice {
+    number: u64,
+    status: Arc<Status>,
+    done: Option<Result<(), Failure>>,
+    ended: mpsc::UnboundedSender<(u64, Result<(), Failure>)>,
+}
+
+impl Drop for Notice {
+    fn drop(&mut self) {
+        let done = self.done.take().unwrap_or_else(|| {
+            self.status.ended("has ended: its thread panicked".to_owned());
+            Err(Failure::System("the thread of a bridge panicked".to_owned()))
+        });
+        // The main thread may have ended.
+        let _ = self.ended.send((self.number, done));
+    }
+}
+
+/// All bridges of the process.
+struct All {
+    bridges: Vec<Bridge>,
+    next_number: u64,
+    ended: mpsc::UnboundedSender<(u64, Result<(), Failure>)>,
+    shown: Bridges,
+    /// What a reload that goes on has to report.
+    reloading: Option<String>,
 }
 
 /// Runs `pelton-bridge run`.
 pub async fn run(args: &RunArgs, stop: &Stop, shown: &Bridges) -> Result<(), Failure> {
     let entries = read(&args.config)?;
+    // A bridge has about 16.
+    descriptors::raise_quietly();
     if args.check {
         return check(&entries, stop).await;
     }
-    // A bridge has about 16.
-    descriptors::raise_quietly();
     let mut reloads = signal(SignalKind::hangup()).map_err(|error| Failure::system("cannot catch SIGHUP", error))?;
     let (ended, mut ends) = mpsc::unbounded_channel();
-    let mut bridges = Vec::new();
-    start(entries, &mut bridges, &ended)?;
-    show(&bridges, shown);
+    let mut all = All { bridges: Vec::new(), next_number: 0, ended, shown: shown.clone(), reloading: None };
+    all.add(entries);
+    all.start();
     notify(notify::READY);
-    let mut last = Ok(());
-    while !bridges.is_empty() {
+    let failure = loop {
         tokio::select! {
-            Some(()) = ends.recv() => {}
+            Some((number, done)) = ends.recv() => all.note_end(number, done),
+            () = tokio::time::sleep(PAUSES[0]), if all.has_waiting() => {}
             _ = reloads.recv() => {
                 notify(&notify::reloading());
                 match read(&args.config) {
-                    Ok(entries) => {
-                        reload(entries, &mut bridges, &ended).await?;
-                        show(&bridges, shown);
+                    Ok(entries) => all.reload(entries),
+                    Err(failure) => {
+                        report(format_args!(
+                            "reload refused, the bridges go on as before: {}",
+                            failure.text().unwrap_or_default()
+                        ));
+                        notify(notify::READY);
                     }
-                    Err(failure) => report(format_args!(
-                        "reload refused, the bridges go on as before: {}",
-                        failure.text().unwrap_or_default()
-                    )),
                 }
-                notify(notify::READY);
             }
-            failure = stop.requested() => {
-                notify(notify::STOPPING);
-                let number = if let Failure::Signal(number) = failure { number } else { 15 };
-                end(bridges, number).await;
-                return Err(failure);
+            failure = stop.requested() => break failure,
+        }
+        all.start();
+        // The first failure decides how a process without bridges ends. Until then, a reload may start them again.
+        if let Some(done) = all.result() {
+            return done;
+        }
+    };
+    notify(notify::STOPPING);
+    all.stop(if let Failure::Signal(number) = failure { number } else { 15 });
+    while all.has_threads()
+        && let Some((number, done)) = ends.recv().await
+    {
+        all.note_end(number, done);
+    }
+    Err(failure)
+}
+
+impl All {
+    fn add(&mut self, entries: impl IntoIterator<Item = Entry>) {
+        for entry in entries {
+            let status = entry.command.status();
+            self.bridges.push(Bridge { number: self.next_number, entry: Arc::new(entry), status, state: State::Waits });
+            self.next_number += 1;
+        }
+        // In the metrics.
+        let statuses = self.bridges.iter().filter(|bridge| !matches!(bridge.state, State::Ends(_)));
+        let statuses = statuses.map(|bridge| bridge.status.clone()).collect();
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = statuses;
+    }
+
+    /// Starts the bridges that wait, except those whose predecessors have not ended.
+    fn start(&mut self) {
+        let ending: HashSet<String> = self
+            .bridges
+            .iter()
+            .filter(|bridge| matches!(bridge.state, State::Ends(_)))
+            .map(|bridge| bridge.entry.role.clone())
+            .collect();
+        for bridge in self.bridges.iter_mut().filter(|bridge| matches!(bridge.state, State::Waits)) {
+            if ending.contains(&bridge.entry.role) {
+                continue;
+            }
+            match bridge.spawn(&self.ended) {
+                Ok(thread) => bridge.state = State::Runs(thread),
+                Err(error) => {
+                    let text = format!("waits for a thread: {error}");
+                    if bridge.status.ended(text.clone()) {
+                        report(format_args!("{} {text}", bridge.entry.title));
+                    }
+                }
             }
         }
-        // The last failure decides how a process without bridges ends. Until then, a reload may start them again.
-        if bridges.iter().all(|bridge| bridge.thread.is_finished()) {
-            for done in bridges.drain(..).map(Running::result) {
-                last = last.and(done);
+        if ending.is_empty()
+            && let Some(text) = self.reloading.take()
+        {
+            report(text);
+            notify(notify::READY);
+        }
+    }
+
+    fn note_end(&mut self, number: u64, done: Result<(), Failure>) {
+        let Some(at) = self.bridges.iter().position(|bridge| bridge.number == number) else { return };
+        let thread = match std::mem::replace(&mut self.bridges[at].state, State::Ended(done)) {
+            State::Ends(thread) => {
+                self.bridges.remove(at);
+                thread
+            }
+            State::Runs(thread) => thread,
+            other => {
+                self.bridges[at].state = other;
+                return;
+            }
+        };
+        // It has nothing more to do. A panic is in the result.
+        let _ = thread.handle.join();
+    }
+
+    /// Ends what is not in `entries`, and adds what does not run.
+    fn reload(&mut self, mut entries: Vec<Entry>) {
+        let is_wanted = |bridge: &Bridge| entries.iter().any(|entry| entry.words == bridge.entry.words);
+        let mut ends = 0;
+        for bridge in &mut self.bridges {
+            bridge.state = match std::mem::replace(&mut bridge.state, State::Waits) {
+                State::Runs(thread) if !is_wanted(bridge) => {
+                    thread.stop.send_replace(RELOAD);
+                    ends += 1;
+                    State::Ends(thread)
+                }
+                State::Ended(_) => State::Waits,
+                other => other,
+            };
+        }
+        self.bridges.retain(|bridge| !matches!(bridge.state, State::Waits));
+        let is_running = |bridge: &&Bridge| matches!(bridge.state, State::Runs(_));
+        let running: HashSet<&Vec<String>> =
+            self.bridges.iter().filter(is_running).map(|bridge| &bridge.entry.words).collect();
+        entries.retain(|entry| !running.contains(&entry.words));
+        let text = format!("reload: {} go on, {ends} have ended, {} start", running.len(), entries.len());
+        self.reloading = Some(text);
+        self.add(entries);
+    }
+
+    /// Ends all bridges as a signal would.
+    fn stop(&self, signal: i32) {
+        for bridge in &self.bridges {
+            if let State::Runs(thread) | State::Ends(thread) = &bridge.state {
+                thread.stop.send_replace(signal);
             }
         }
     }
-    last
-}
 
-impl Running {
-    fn result(self) -> Result<(), Failure> {
-        self.thread.join().unwrap_or_else(|_| Err(Failure::System(format!("{}: its thread panicked", self.title))))
+    fn has_waiting(&self) -> bool {
+        self.bridges.iter().any(|bridge| matches!(bridge.state, State::Waits))
+    }
+
+    fn has_threads(&self) -> bool {
+        self.bridges.iter().any(|bridge| matches!(bridge.state, State::Runs(_) | State::Ends(_)))
+    }
+
+    /// The first failure, once all bridges have ended.
+    fn result(&mut self) -> Option<Result<(), Failure>> {
+        if self.has_waiting() || self.has_threads() {
+            return None;
+        }
+        self.bridges
+            .drain(..)
+            .try_for_each(|bridge| if let State::Ended(done) = bridge.state { done } else { Ok(()) })
+            .into()
     }
 }
 
-/// Shows the bridges in the metrics.
-fn show(bridges: &[Running], shown: &Bridges) {
-    let all = bridges.iter().map(|bridge| bridge.status.clone()).collect();
-    *shown.lock().unwrap_or_else(PoisonError::into_inner) = all;
-}
-
-/// Starts the bridges of `entries`.
-fn start(entries: Vec<Entry>, bridges: &mut Vec<Running>, ended: &mpsc::UnboundedSender<()>) -> Result<(), Failure> {
-    for Entry { words, title, command } in entries {
+impl Bridge {
+    fn spawn(&self, ended: &mpsc::UnboundedSender<(u64, Result<(), Failure>)>) -> io::Result<Thread> {
         let (send, stop) = Stop::of_one_bridge();
-        let (name, ended, status) = (title.clone(), ended.clone(), command.status());
-        let shown = status.clone();
-        let thread = std::thread::Builder::new()
-            .name("bridge".to_owned())
-            .spawn(move || {
-                let done = on_runtime(keep(&name, &command, &stop, &status));
-                // The main thread may have ended.
-                let _ = ended.send(());
-                done
-            })
-            .map_err(|error| Failure::system(format!("a thread for {title}"), error))?;
-        bridges.push(Running { words, title, status: shown, stop: send, thread });
+        let (entry, status) = (self.entry.clone(), self.status.clone());
+        let (number, ended) = (self.number, ended.clone());
+        let handle = std::thread::Builder::new().name("bridge".to_owned()).spawn(move || {
+            let mut notice = Notice { number, status: status.clone(), done: None, ended };
+            notice.done = Some(keep(&entry, &stop, &status));
+        })?;
+        Ok(Thread { stop: send, handle })
     }
-    Ok(())
 }
 
 /// Keeps one bridge running.
-async fn keep(title: &str, command: &Command, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
+fn keep(entry: &Entry, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
+    let title = &entry.title;
     let mut pause = PAUSES[0];
     loop {
         let began = Instant::now();
-        let failure = match carry(command, stop, status).await {
+        let failure = match on_runtime(carry(&entry.command, stop, status)) {
             Err(failure @ (Failure::Peer(_) | Failure::TimedOut(_) | Failure::System(_))) => failure,
             Err(failure) => {
                 if let Some(text) = failure.text() {
-                    status.ended(format!("has ended, until the next reload: {text}"));
-                    report(format_args!("{title} has ended, until the next reload: {text}"));
+                    let text = format!("has ended, until the next reload: {text}");
+                    report(format_args!("{title} {text}"));
+                    status.ended(text);
                 }
                 return Err(failure);
             }
-            Ok(()) => return Ok(()),
+            Ok(()) => {
+                status.ended("has ended: everything is carried".to_owned());
+                return Ok(());
+            }
         };
         if began.elapsed() > PAUSES[1] {
             pause = PAUSES[0];
@@ -168,37 +313,9 @@ async fn keep(title: &str, command: &Command, stop: &Stop, status: &Arc<Status>)
         let text = failure.text().unwrap_or_default();
         status.ended(format!("is started again: {text}"));
         report(format_args!("{title} is started again in {} s: {text}", pause.as_secs_f64()));
-        stop.pause(pause).await?;
+        stop.sleep(pause)?;
         pause = (pause * 2).min(PAUSES[1]);
     }
-}
-
-/// Ends what is not in `entries`, and starts what does not run.
-async fn reload(
-    mut entries: Vec<Entry>,
-    bridges: &mut Vec<Running>,
-    ended: &mpsc::UnboundedSender<()>,
-) -> Result<(), Failure> {
-    let wanted: HashSet<&Vec<String>> = entries.iter().map(|entry| &entry.words).collect();
-    let (kept, old): (Vec<_>, Vec<_>) = std::mem::take(bridges)
-        .into_iter()
-        .partition(|bridge| wanted.contains(&bridge.words) && !bridge.thread.is_finished());
-    let count = (kept.len(), old.iter().filter(|bridge| !bridge.thread.is_finished()).count());
-    end(old, 15).await;
-    let running: HashSet<&Vec<String>> = kept.iter().map(|bridge| &bridge.words).collect();
-    entries.retain(|entry| !running.contains(&entry.words));
-    report(format_args!("reload: {} go on, {} have ended, {} start", count.0, count.1, entries.len()));
-    *bridges = kept;
-    start(entries, bridges, ended)
-}
-
-/// Ends bridges as a signal would, and waits for them.
-async fn end(bridges: Vec<Running>, signal: i32) {
-    for bridge in &bridges {
-        bridge.stop.send_replace(signal);
-    }
-    let joining = tokio::task::spawn_blocking(|| bridges.into_iter().for_each(|bridge| drop(bridge.result())));
-    let _ = joining.await;
 }
 
 /// Reads and checks a configuration.
@@ -249,14 +366,17 @@ fn parse(text: &str) -> Result<Vec<Entry>, String> {
         let command = Cli::try_parse_from([&["pelton-bridge".to_owned()], &words[..]].concat())
             .map_err(|error| format!("{place}: {}", first_paragraph(&error.to_string())))?
             .command;
-        let title = title(&command);
+        let (title, role) = (title(&command), role(&command));
         if table_has_metrics {
             return Err(format!("{place}: metrics is an option of the command line"));
         }
-        if !seen.insert(title.clone()) {
+        if let Err(failure) = command.validate() {
+            return Err(format!("{place}: {}", failure.text().unwrap_or_default()));
+        }
+        if !seen.insert(role.clone()) {
             return Err(format!("{place}: `{title}` is there twice"));
         }
-        entries.push(Entry { words, title, command });
+        entries.push(Entry { words, title, role, command });
     }
     Ok(entries)
 }
@@ -307,6 +427,15 @@ fn title(command: &Command) -> String {
     }
 }
 
+/// Its kind and channel, or service, the same in all spellings.
+fn role(command: &Command) -> String {
+    match command {
+        Command::Out(args) => format!("out {}", channel::whole_name(&args.channel)),
+        Command::In(args) => format!("in {}", channel::whole_name(&args.channel)),
+        other => title(other),
+    }
+}
+
 /// Of an error of the command line, without the usage.
 fn first_paragraph(text: &str) -> String {
     let text = text.strip_prefix("error: ").unwrap_or(text);
@@ -337,8 +466,8 @@ async fn check(entries: &[Entry], stop: &Stop) -> Result<(), Failure> {
 
 async fn check_one(command: &Command, stop: &Stop) -> Result<(), Failure> {
     match command {
-        Command::Out(args) => args.check(stop).await,
-        Command::In(args) => args.check(stop).await,
+        Command::Out(args) => args.check(stop, &command.status()).await,
+        Command::In(args) => args.check(stop, &command.status()).await,
         Command::Serve(args) => args.servers.connect(stop).await.map(drop),
         Command::Call(args) => args.servers.connect(stop).await.map(drop),
         Command::Run(_) => Ok(()),
@@ -400,6 +529,15 @@ mod tests {
         refused(&format!("colour = 'red'\n{out}"), &["colour", "before the tables"]);
         refused(&format!("{out}colour = 'red'"), &["[[out]] number 1", "--colour"]);
         refused(&format!("{out}{out}"), &["number 2", "twice"]);
+        refused(&out.replace("'a'", "'tcp:x'"), &["[[out]] number 1", "tcp:x", "unix:PATH"]);
+        refused(&out.replace("'a'", "'path:'"), &["path:DIR"]);
+        refused(&format!("{out}id = ''"), &["ASCII"]);
+        refused(&format!("nats = 'nats://a:b@c'\n{out}"), &["ps", "--user-file"]);
+        refused("[[in]]\nsubject = 's'\nchannel = 'a'\nstream = 'S'", &["[[in]] number 1", "--position"]);
+        refused("[[call]]\nsubject = 's'\nname = 'n'\nprefer-local = 'n'", &["call itself"]);
+        // In two spellings.
+        let path = |path: &str| out.replace("'a'", &format!("'path:{path}'"));
+        refused(&[path("/x/y"), path("/x/./y/")].concat(), &["number 2", "twice"]);
         refused("[[out]]\nsubject = 's'\nstream = 'S'", &["channel is missing"]);
         refused("[[out]]\nchannel = 'a'\nsubject = 's'", &["--stream"]);
         refused(&format!("{out}[[call]]\nsubject = 's'\nname = 'n'\ntimeout = 'soon'"), &["[[call]]", "seconds"]);

@@ -3,7 +3,7 @@
 //! A bridge only counts. A scrape reads the counters, and of channels outwards what waits in them.
 
 use crate::report;
-use async_nats::{Client, connection::State};
+use async_nats::{Client, Statistics, connection::State};
 use pelton::observe::{Channel, Observer};
 use pelton_cli::{
     failure::Failure,
@@ -64,8 +64,51 @@ pub struct Status {
     pub pending: Count,
     /// Since when messages wait, in nanoseconds of UNIX time; 0: none does.
     pub waiting_since: Count,
-    /// Of connections before the present one.
-    reconnects: Count,
+    connections: Mutex<Connections>,
+    problems: Mutex<Vec<(u64, String)>>,
+}
+
+/// Something that fails again and again, until this is dropped.
+pub struct Problem {
+    status: Arc<Status>,
+    number: u64,
+}
+
+impl Problem {
+    pub fn begin(status: &Arc<Status>, text: String) -> Problem {
+        let mut problems = status.problems();
+        let number = problems.last().map_or(0, |(number, _)| number + 1);
+        problems.push((number, text));
+        Problem { status: status.clone(), number }
+    }
+}
+
+impl Drop for Problem {
+    fn drop(&mut self) {
+        self.status.problems().retain(|(number, _)| *number != self.number);
+    }
+}
+
+/// Counts connections over several clients.
+#[derive(Debug, Default)]
+struct Connections {
+    /// Of the clients before the present one.
+    before: u64,
+    present: Option<Arc<Statistics>>,
+}
+
+impl Connections {
+    /// Another client, unless it is the present one.
+    fn count(&mut self, of: Arc<Statistics>) {
+        if !self.present.as_ref().is_some_and(|present| Arc::ptr_eq(present, &of)) {
+            self.before = self.total();
+            self.present = Some(of);
+        }
+    }
+
+    fn total(&self) -> u64 {
+        self.before + self.present.as_ref().map_or(0, |present| present.connects.load(Relaxed))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -89,27 +132,24 @@ impl Status {
             redeliveries: Count::default(),
             pending: Count::default(),
             waiting_since: Count::default(),
-            reconnects: Count::default(),
+            connections: Mutex::default(),
+            problems: Mutex::default(),
         })
     }
 
     /// It carries from now on.
     pub fn up(&self, client: &Client) {
-        self.set(Phase::Up(client.clone()));
+        *self.phase() = Phase::Up(client.clone());
         self.in_flight.set(0);
+        self.connections().count(client.statistics());
     }
 
-    /// It has failed.
-    pub fn ended(&self, why: String) {
-        self.set(Phase::Ended(why));
-    }
-
-    fn set(&self, phase: Phase) {
-        let mut known = self.phase();
-        if let Phase::Up(client) = &*known {
-            self.reconnects.add(client.statistics().connects.load(Relaxed));
-        }
-        *known = phase;
+    /// It does not carry. Returns whether that is new.
+    pub fn ended(&self, why: String) -> bool {
+        let mut phase = self.phase();
+        let is_new = !matches!(&*phase, Phase::Ended(known) if *known == why);
+        *phase = Phase::Ended(why);
+        is_new
     }
 
     fn phase(&self) -> MutexGuard<'_, Phase> {
@@ -120,18 +160,24 @@ impl Status {
     fn problem(&self) -> Option<String> {
         match &*self.phase() {
             Phase::Starting => Some("starts".to_owned()),
-            Phase::Up(client) if client.connection_state() == State::Connected => None,
+            Phase::Up(client) if client.connection_state() == State::Connected => {
+                self.problems().first().map(|(_, text)| text.clone())
+            }
             Phase::Up(_) => Some("has no connection to NATS".to_owned()),
             Phase::Ended(why) => Some(why.clone()),
         }
     }
 
+    fn problems(&self) -> MutexGuard<'_, Vec<(u64, String)>> {
+        self.problems.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn connections(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn reconnects(&self) -> u64 {
-        let present = match &*self.phase() {
-            Phase::Up(client) => client.statistics().connects.load(Relaxed),
-            _ => 0,
-        };
-        (self.reconnects.get() + present).saturating_sub(1)
+        self.connections().total().saturating_sub(1)
     }
 
     /// Messages, bytes and seconds between what is sent and what is carried. Of a channel, what waits in it; of a
@@ -267,5 +313,26 @@ impl MetricSource for Snapshot {
                 Metric { name, help, unit, is_counter, samples: samples.collect() }
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_comes_up_again_is_no_further_connection() {
+        let mut connections = Connections::default();
+        let connected = |times: u64| {
+            let statistics = Arc::new(Statistics::default());
+            statistics.connects.store(times, Relaxed);
+            statistics
+        };
+        let first = connected(2);
+        connections.count(first.clone());
+        connections.count(first);
+        assert_eq!(connections.total(), 2);
+        connections.count(connected(1));
+        assert_eq!(connections.total(), 3);
     }
 }

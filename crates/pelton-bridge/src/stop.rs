@@ -1,7 +1,10 @@
 //! The end that a signal asks for.
 
 use pelton_cli::failure::Failure;
-use std::{io, time::Duration};
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
@@ -9,7 +12,14 @@ use tokio::{
 
 /// Whether a signal has arrived, and which. The second signal ends the process immediately.
 #[derive(Clone)]
-pub struct Stop(watch::Receiver<i32>);
+pub struct Stop {
+    number: watch::Receiver<i32>,
+    /// Whether it is of one bridge of many.
+    is_of_one: bool,
+}
+
+/// Instead of a signal's number: a reload ends the bridge, and the process goes on.
+pub const RELOAD: i32 = -1;
 
 impl Stop {
     /// Catches SIGINT and SIGTERM from now on. Call this in a Tokio runtime.
@@ -29,30 +39,53 @@ impl Stop {
                 send.send_replace(number);
             }
         });
-        Ok(Stop(receive))
+        Ok(Stop { number: receive, is_of_one: false })
     }
 
-    /// For a bridge that may end before its process: the sender takes the number of the signal as which the end counts.
+    /// For a bridge that may end before its process: the sender takes the number of the signal, or [`RELOAD`].
     pub fn of_one_bridge() -> (watch::Sender<i32>, Stop) {
         let (send, receive) = watch::channel(0);
-        (send, Stop(receive))
+        (send, Stop { number: receive, is_of_one: true })
     }
 
     /// Fails once a signal has arrived.
     pub fn check(&self) -> Result<(), Failure> {
-        match *self.0.borrow() {
+        match *self.number.borrow() {
             0 => Ok(()),
             number => Err(Failure::Signal(number)),
         }
     }
 
+    /// Whether a reload ends this bridge.
+    pub fn is_reload(&self) -> bool {
+        *self.number.borrow() == RELOAD
+    }
+
+    /// Whether the process goes on after this bridge.
+    pub fn is_outlived(&self) -> bool {
+        self.is_of_one && matches!(*self.number.borrow(), 0 | RELOAD)
+    }
+
     /// Waits for a signal.
     pub async fn requested(&self) -> Failure {
-        let mut receive = self.0.clone();
+        let mut receive = self.number.clone();
         match receive.wait_for(|number| *number != 0).await {
             Ok(number) => Failure::Signal(*number),
             // The sender lives as long as the bridge.
             Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// As [`Stop::pause`], without a runtime, and fails within a tenth of a second.
+    pub fn sleep(&self, time: Duration) -> Result<(), Failure> {
+        let until = Instant::now() + time;
+        loop {
+            self.check()?;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            std::thread::sleep(left.min(Duration::from_millis(100)));
         }
     }
 

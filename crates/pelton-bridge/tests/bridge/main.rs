@@ -420,7 +420,7 @@ fn secrets_come_from_files() {
     let (right, wrong, short) = (file("right", "u\np w\n"), file("wrong", "u\nx\n"), file("short", "u\n"));
     refused(place.out(&["--user-file", &wrong, "--create"]), 3, &["refused"]);
     refused(place.out(&["--user-file", &short, "--create"]), 2, &["two lines"]);
-    refused(place.out(&["--user-file", &place.path("none"), "--create"]), 5, &["reading"]);
+    refused(place.out(&["--user-file", &place.path("none"), "--create"]), 2, &["reading"]);
     let out = place.out(&["--user-file", &right, "--create"]);
     out.says("out: ");
     let shown = std::fs::read(Path::new("/proc").join(out.pid().to_string()).join("cmdline")).unwrap();

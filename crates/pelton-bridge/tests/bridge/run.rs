@@ -11,7 +11,7 @@ use std::{
     io::{Read as _, Write as _},
     net::TcpStream,
     os::unix::net::UnixDatagram,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 fn configure(place: &Place, text: &str) -> String {
@@ -95,6 +95,79 @@ fn persist(sender: &mut Sender, mut work: impl FnMut(&mut Sender) -> pelton::Res
     }
 }
 
+/// By connect, a reload ends a bridge whose publish is undecided: its sender keeps the lane until the process ends.
+#[test]
+fn an_undecided_message_by_connect_waits_for_the_end_of_the_process_and_arrives_once() {
+    let Some(place) = Place::new(&[]) else { return };
+    place.make_stream(stream::Config::default());
+    let name = format!("unix:{}", place.path("socket"));
+    let table = |more: &str| format!("[[out]]\nchannel = '{name}'\nsubject = 's.a'\n{more}\n");
+    let config = configure(&place, &table(""));
+    let port = free_port();
+    let start = || Running::start("run", &mut bridge(&["run", &config, "--metrics", &format!("127.0.0.1:{port}")]));
+    let mut first = start();
+    first.says("out: unix:");
+    let mut sender = Options::new().connect_sender(&name).unwrap();
+    sender.send(b"1").unwrap();
+    sender.wait_released().unwrap();
+    place.server.process.signal(Signal::STOP);
+    let threads = format!("/proc/{}/task", place.server.process.pid());
+    eventually("the server's threads to be stopped", || {
+        let stats = std::fs::read_dir(&threads).unwrap().map(|thread| thread.unwrap().path().join("stat"));
+        stats.into_iter().all(|stat| std::fs::read_to_string(stat).unwrap().contains(") T "))
+    });
+    sender.send(b"2").unwrap();
+    eventually("a publish in flight", || {
+        let (_, body) = page(port, "/metrics");
+        body.lines().any(|line| line.starts_with("pelton_bridge_publishes_in_flight{") && !line.ends_with(" 0.0"))
+    });
+    configure(&place, &table("packed = true"));
+    first.signal(Signal::HUP);
+    first.says("reload: 0 go on, 1 have ended, 1 start");
+    place.server.process.signal(Signal::CONT);
+    first.says("restart the process, its senders wait for that");
+    first.signal(Signal::TERM);
+    first.wait();
+    let _second = start();
+    persist(&mut sender, Sender::wait_released);
+    persist(&mut sender, |sender| sender.send(b"3"));
+    let _in = place.in_(&[]);
+    let mut receiver = place.receiver();
+    receive(&mut receiver, 1..4);
+}
+
+#[test]
+fn a_process_without_bridges_ends_with_the_first_failure() {
+    let Some(place) = Place::new(&[]) else { return };
+    place.make_stream(stream::Config::default());
+    let table = |name: &str, stream: &str| {
+        format!("[[out]]\nchannel = '{}'\nsubject = 's.{name}'\nstream = '{stream}'\n", place.channel(name))
+    };
+    let config = configure(&place, "");
+    let both = [table("a", "NONE"), table("b", "NONE")].concat();
+    std::fs::write(&config, format!("nats = '{}'\n{both}", place.server.url())).unwrap();
+    refused(Running::start("run", &mut bridge(&["run", &config])), 3, &["out path:", "no stream NONE"]);
+}
+
+#[test]
+fn a_bridge_inwards_outlives_a_long_outage() {
+    let Some(mut place) = Place::new(&[]) else { return };
+    place.make_stream(stream::Config::default());
+    let mut running = place.in_(&[]);
+    running.says("from sequence");
+    let began = Instant::now();
+    place.server.process.kill();
+    // Two requests to the server fail in this time.
+    eventually("a long outage", || {
+        assert_eq!(running.has_ended(), None, "{}", running.errors());
+        began.elapsed() > Duration::from_secs(24)
+    });
+    place.server.start_again();
+    place.server.wait_until_up();
+    place.publish("s.a", "1");
+    assert_eq!(next(&mut place.receiver()), "1");
+}
+
 #[test]
 fn a_check_says_what_would_fail_and_carries_nothing() {
     let Some(place) = Place::new(&[]) else { return };
@@ -110,7 +183,8 @@ fn a_check_says_what_would_fail_and_carries_nothing() {
     refused(check(&format!("{out}require-replicas = 3")), 3, &["has 1 replicas"]);
     let nobody = format!("nats = 'nats://127.0.0.1:{}'\nconnect-timeout = 0.1\n", free_port());
     refused(check(&format!("{out}{nobody}")), 0, &["the server was not checked", "no connection"]);
-    refused(check("[[in]]\nsubject = 's.a'\nchannel = 'short'\n"), 2, &["in short: ", "--position"]);
+    refused(check("[[in]]\nsubject = 's.a'\nchannel = 'short'\n"), 2, &["[[in]] number 1: `short`", "--position"]);
+    refused(check(&format!("{out}creds = '/nowhere'\n")), 2, &["--creds /nowhere"]);
     refused(check("[[out]]\n"), 2, &["bridges.toml", "channel is missing"]);
     assert!(!std::path::Path::new(&place.path("a")).exists());
     let words = ["run", "--check", "/nowhere.toml"];
@@ -198,6 +272,14 @@ fn metrics_and_health_say_what_the_bridges_do() {
     assert_eq!(state(), "READY=1");
     eventually("the refusal", || page(port, "/health").1.contains("no stream NONE"));
     assert_eq!(page(port, "/health").1.lines().count(), 1);
+
+    // What fails again and again is a problem.
+    configure(&place, &format!("[[out]]\nchannel = '{a}'\nsubject = 'typo.a'\n"));
+    running.signal(Signal::HUP);
+    assert!(state().starts_with("RELOADING=1\n"));
+    assert_eq!(state(), "READY=1");
+    send(&mut sender, "lost?");
+    eventually("the problem", || page(port, "/health").1.contains("publishing: no stream takes the subject"));
     running.signal(Signal::TERM);
     assert_eq!(state(), "STOPPING=1");
 }

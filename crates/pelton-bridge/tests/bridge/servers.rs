@@ -94,7 +94,7 @@ fn a_credentials_file_is_a_jwt_and_its_seed() {
     let wrong = place.write("wrong.creds", &of_user(&KeyPair::new_account()));
     let of_system = place.write("system.creds", &of_user(&system));
     refused(place.out(&["--creds", &wrong, "--create"]), 3, &["refused"]);
-    refused(place.out(&["--creds", &place.write("empty", ""), "--create"]), 5, &["empty"]);
+    refused(place.out(&["--creds", &place.write("empty", ""), "--create"]), 2, &["empty"]);
     refused(place.out(&["--creds", &of_system]), 3, &["no JetStream for this account"]);
     place.carries(&["--creds", &right]);
     let out = place.out(&["--creds", &right, "--id", "other"]);
@@ -153,7 +153,7 @@ fn a_server_that_does_not_sync_each_message_is_refused_if_that_is_required() {
             false => refused(place.out(&words), 3, &["sync_interval"]),
         }
         let nobody = format!("127.0.0.1:{}", crate::free_port());
-        refused(place.out(&["--create", "--require-sync", &nobody]), 5, &[&nobody]);
+        refused(place.out(&["--create", "--require-sync", &nobody]), 4, &[&nobody]);
     }
 }
 
