@@ -249,6 +249,11 @@ impl Publisher {
         Subscriber::new(SubscriberParts { lane, sleeper, link: to_publisher, _memory: memory }, doorbells, options)
     }
 
+    #[cfg(test)]
+    pub(crate) fn data(&self) -> &Segment {
+        &self.side.data
+    }
+
     fn join(&mut self, cursor: &Segment, policy: pelton_lane::Policy, from: StartFrom) -> Option<Joined> {
         // SAFETY: the segment maps 64 KiB, which hold the page. `subscriptions` keeps it until `part` has removed it.
         unsafe { self.lane.join(cursor.base().cast(), policy, from) }
@@ -470,13 +475,16 @@ impl Publisher {
     pub fn wait_released_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
         self.endpoint.check_owner()?;
         self.attend()?;
-        if self.lane.is_released() {
-            return Ok(true);
+        let until = deadline.into().until();
+        let mut released = Space { publisher: self, want: Want::Released };
+        while !released.poll()? {
+            let Some(until) = until else { return Ok(false) };
+            if !wait::wait(&mut released, until)? {
+                return Ok(false);
+            }
+            // The wait ends too when it could not arm, for subscribers that overtake each other.
         }
-        match deadline.into().until() {
-            None => Ok(false),
-            Some(until) => wait::wait(&mut Space { publisher: self, want: Want::Released }, until),
-        }
+        Ok(true)
     }
 
     /// For an event loop: makes the descriptor readable when there is space for a message of `bytes`. It is readable
@@ -701,25 +709,30 @@ impl Polled for Space<'_> {
 
 impl Side for Space<'_> {
     fn arm(&mut self) -> Result<bool> {
-        let mut everywhere = true;
         let bytes = match self.want {
             Want::Message(bytes) => Some(bytes),
             Want::Released => None,
         };
-        let lane = &mut self.publisher.lane;
-        let armed = lane.arm(bytes, || everywhere = membarrier::barrier());
-        if !everywhere {
-            lane.request_fencing();
+        loop {
+            let mut everywhere = true;
+            let lane = &mut self.publisher.lane;
+            let armed = lane.arm(bytes, || everywhere &= membarrier::barrier());
+            if !everywhere {
+                lane.request_fencing();
+            }
+            if !armed {
+                return Ok(false);
+            }
+            // A subscriber that the lane counts no more would not ring.
+            if self.poll()? {
+                self.disarm();
+                return Ok(false);
+            }
+            // The poll ends the sleep when it lets the holder lag: the next slowest would not ring.
+            if self.publisher.lane.is_armed() {
+                return Ok(true);
+            }
         }
-        if !armed {
-            return Ok(false);
-        }
-        // A subscriber that the lane counts no more would not ring.
-        if self.poll()? {
-            self.disarm();
-            return Ok(false);
-        }
-        Ok(true)
     }
 
     fn disarm(&mut self) {

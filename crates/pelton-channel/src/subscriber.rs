@@ -30,6 +30,9 @@ use std::time::Instant;
 pub struct Subscriber {
     parts: SubscriberParts,
     pub(crate) endpoint: Endpoint<()>,
+    /// The next message in place, if it was found. Its header is hostile, so the call that returns the message does
+    /// not load it again.
+    found: Option<Record>,
     /// The next message, if the policy copies and [`Subscriber::is_copied`].
     buffer: Vec<u8>,
     is_copied: bool,
@@ -90,6 +93,7 @@ impl Subscriber {
         Ok(Subscriber {
             parts,
             endpoint,
+            found: None,
             buffer: Vec::new(),
             is_copied: false,
             missed_now: 0,
@@ -123,14 +127,15 @@ impl Subscriber {
     /// As [`Subscriber::try_receive`].
     #[inline]
     pub fn receive_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Delivery<'_>>> {
-        if self.find(deadline.into())? { Ok(Some(self.delivery()?)) } else { Ok(None) }
+        Ok(if self.find(deadline.into())? { Some(self.delivery()) } else { None })
     }
 
     /// The message that `find` has found.
-    fn delivery(&mut self) -> Result<Delivery<'_>> {
-        let record = if self.is_copied { None } else { self.parts.lane.peek()? };
+    fn delivery(&mut self) -> Delivery<'_> {
+        let record = self.found.take();
+        debug_assert!(record.is_some() != self.is_copied);
         let missed = std::mem::take(&mut self.missed_now);
-        Ok(Delivery { subscriber: self, record, missed })
+        Delivery { subscriber: self, record, missed }
     }
 
     /// Whether there is a message; waits for it until `deadline`.
@@ -271,11 +276,14 @@ impl Subscriber {
 impl Polled for Subscriber {
     #[inline]
     fn poll(&mut self) -> Result<bool> {
-        if self.is_copied {
+        if self.found.is_some() || self.is_copied {
             return Ok(true);
         }
         let found = if self.parts.lane.policy().reads_in_place() {
-            self.parts.lane.peek().map(|record| record.is_some())
+            self.parts.lane.peek().map(|record| {
+                self.found = record;
+                self.found.is_some()
+            })
         } else {
             self.copy()
         };
@@ -435,7 +443,8 @@ impl Deref for Delivery<'_> {
         let Some(record) = &self.record else { return &self.subscriber.buffer };
         let payload = self.subscriber.parts.lane.payload(record);
         // SAFETY: the lane has checked that the record lies in the mapped data. A subscriber that gates is never
-        // passed, so the publisher does not write there before the release in `drop`, as with `Message`.
+        // passed, so the publisher does not write there before the release in `drop`, as with `Message`: no child of a
+        // fork releases it either.
         unsafe { std::slice::from_raw_parts(payload.as_ptr(), record.bytes as usize) }
     }
 }
@@ -443,6 +452,10 @@ impl Deref for Delivery<'_> {
 impl Drop for Delivery<'_> {
     #[inline]
     fn drop(&mut self) {
+        // A child that inherited it releases nothing of its parent's.
+        if self.subscriber.endpoint.owner.is_forked() {
+            return;
+        }
         match &self.record {
             Some(record) => {
                 self.subscriber.parts.lane.take(record);
@@ -450,5 +463,23 @@ impl Drop for Delivery<'_> {
             }
             None => self.subscriber.is_copied = false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Options;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    #[test]
+    fn a_message_that_was_found_is_received_though_the_publisher_clears_its_header() {
+        let mut publisher = Options::new().capacity(65536).publisher().unwrap();
+        let mut subscriber = publisher.subscriber(&Options::new()).unwrap();
+        publisher.send(b"first").unwrap();
+        assert!(subscriber.has_message().unwrap());
+        // SAFETY: the first header of the mapped data, which every side uses as an atomic word.
+        unsafe { publisher.data().base().cast::<AtomicU64>().as_ref() }.store(0, Relaxed);
+        assert_eq!(subscriber.try_receive().unwrap().as_deref(), Some(&b"first"[..]));
+        assert!(subscriber.try_receive().unwrap().is_none());
     }
 }

@@ -417,6 +417,85 @@ fn each_sleeper_is_rung_once_and_only_the_holder_rings_the_producer() {
     assert_ne!(producer.holder().unwrap().slot, 1);
 }
 
+/// With space, a producer that arms gives up nothing that history and consumers that lag may still want.
+#[test]
+fn arming_gives_up_no_message_as_long_as_there_is_space() {
+    let lane = Broadcast::new(4096);
+    let mut producer = lane.producer();
+    producer.set_history(10);
+    let mut latest = lane.join(&mut producer, Policy::Latest, StartFrom::Now);
+    let mut lagging = lane.join(&mut producer, LAG, StartFrom::Now);
+    let mut buffer = Vec::new();
+    for number in 0..5 {
+        assert!(publish(&mut producer, &payload(number, 100)).is_some());
+        assert!(!producer.arm(Some(100), || panic!("there is space")));
+        assert_eq!(latest.copy(&mut buffer), Ok(Some(Copied::Message)));
+        assert_eq!(buffer, payload(number, 100));
+    }
+    let mut gating = lane.join(&mut producer, Policy::Gate, StartFrom::Oldest);
+    assert_eq!(gating.number(), 1, "the history is there");
+    assert!(receive(&mut gating).is_some());
+    assert!(producer.arm(None, || {}));
+    for number in 0..5 {
+        assert_eq!(lagging.copy(&mut buffer), Ok(Some(Copied::Message)));
+        assert_eq!(buffer, payload(number, 100));
+    }
+}
+
+/// A consumer that lags finds its slack also after the producer has armed: waypoints continue to be noted.
+#[test]
+fn arming_leaves_no_gap_between_waypoints() {
+    let lane = Broadcast::new(1 << 16);
+    let mut producer = lane.producer();
+    let mut lagging = lane.join(&mut producer, LAG, StartFrom::Now);
+    let mut count = 0;
+    assert!(!producer.arm(Some(100), || panic!("there is space")));
+    while producer.kept() == 1 {
+        assert!(publish(&mut producer, &payload(count, 100)).is_some());
+        count += 1;
+    }
+    let mut buffer = Vec::new();
+    let Some(Copied::Missed(missed)) = lagging.copy(&mut buffer).unwrap() else { panic!("it was passed") };
+    assert!(count - missed >= 1024 / record_bytes(100), "its slack is there: {missed} of {count}");
+}
+
+/// The consumer that was the slowest goes on during the barrier: another one has to ring.
+#[test]
+fn arming_finds_the_slowest_consumer_after_its_barrier() {
+    let lane = Broadcast::new(4096);
+    let mut producer = lane.producer();
+    let mut first = lane.join(&mut producer, Policy::Gate, StartFrom::Now);
+    let mut second = lane.join(&mut producer, Policy::Gate, StartFrom::Now);
+    while publish(&mut producer, &[7; 500]).is_some() {}
+    for bytes in [Some(2000), None] {
+        let mut barriers = 0;
+        assert!(producer.arm(bytes, || {
+            barriers += 1;
+            if barriers == 1 {
+                assert!(receive(&mut first).is_some());
+            }
+        }));
+        assert_eq!((barriers, producer.holder().unwrap().slot), (2, second.slot()));
+        let mut rings = 0;
+        while let Some(record) = second.peek().unwrap() {
+            second.take(&record);
+            rings += u32::from(second.release() == Wake::Ring);
+        }
+        assert_eq!(rings, 1, "{bytes:?}");
+        producer.disarm();
+        while receive(&mut first).is_some() {}
+        while publish(&mut producer, &[7; 500]).is_some() {}
+    }
+    // If they overtake each other each time, the producer does not stay here.
+    let mut turn = 0;
+    assert!(!producer.arm(None, || {
+        turn += 1;
+        let _ = receive(if turn % 2 == 1 { &mut first } else { &mut second });
+        let _ = receive(if turn % 2 == 1 { &mut first } else { &mut second });
+    }));
+    assert!(turn > 1);
+}
+
 #[test]
 fn a_consumer_without_membarrier_makes_the_producer_fence() {
     let lane = Broadcast::new(4096);

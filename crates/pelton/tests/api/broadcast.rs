@@ -350,6 +350,47 @@ fn descriptors_report_messages_space_subscribers_and_ends() {
     assert!(matches!(subscriber.arm(), Err(Error::Closed { unreleased: 0 })));
 }
 
+/// The publisher asks the next slowest for a ring when it lets the slowest lag while it arms.
+#[test]
+fn a_publisher_that_lets_one_subscriber_lag_is_rung_by_the_next_one() {
+    let mut publisher = Options::new().capacity(1 << 16).publisher().unwrap();
+    let _stopped = publisher.subscriber(&Options::new().lag_after(Duration::from_millis(1))).unwrap();
+    let mut slow = publisher.subscriber(&Options::new()).unwrap();
+    let mut number = 1;
+    while publisher.try_send(&message(number)).unwrap() == Sent::Sent {
+        number += 1;
+    }
+    while !publisher.subscribers()[0].lags {
+        assert!(publisher.arm(1000).unwrap().is_waiting());
+        if !publisher.subscribers()[0].lags {
+            readable(publisher.as_fd());
+        }
+    }
+    // It is armed, and the only subscriber that can ring is the second.
+    let mut tally = Tally::default();
+    while tally.receive(&mut slow, Deadline::Now).unwrap() {}
+    readable(publisher.as_fd());
+    assert!(!publisher.arm(1000).unwrap().is_waiting());
+}
+
+#[test]
+fn everything_is_released_when_the_wait_for_that_ends() {
+    let mut publisher = Options::new().capacity(1 << 16).publisher().unwrap();
+    let subscribers = [(); 3].map(|()| publisher.subscriber(&Options::new()).unwrap());
+    std::thread::scope(|scope| {
+        for mut subscriber in subscribers {
+            scope.spawn(move || Tally::default().to_the_end(&mut subscriber));
+        }
+        for round in 0..1000 {
+            send(&mut publisher, 5 * round + 1..=5 * round + 5);
+            assert!(publisher.wait_released_until(deadline()).unwrap());
+            let behind: Vec<_> = publisher.subscribers().iter().map(|state| state.behind).collect();
+            assert_eq!(behind, [0; 3], "in round {round}");
+        }
+        drop(publisher);
+    });
+}
+
 /// A generator of numbers from a seed: SplitMix64.
 struct Random(u64);
 
