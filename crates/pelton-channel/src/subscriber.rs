@@ -21,6 +21,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+/// How many bytes one call copies in vain, and 4096 for each try, before it returns. A guess: once is rare.
+const OVERTAKEN_BYTES: usize = 16 << 20;
+
 /// The receiving endpoint of a broadcast. `Send`, not `Sync`: one thread at a time.
 ///
 /// Made by [`Options::connect_subscriber`], or for a thread by [`Publisher::subscriber`](crate::Publisher::subscriber).
@@ -36,6 +39,8 @@ pub struct Subscriber {
     /// The next message, if the policy copies and [`Subscriber::is_copied`].
     buffer: Vec<u8>,
     is_copied: bool,
+    /// The last copies found a message and lost it: the publisher was faster.
+    is_overtaken: bool,
     /// Messages missed since the last one received, and those missed before.
     missed_now: u64,
     pub(crate) missed: u64,
@@ -96,6 +101,7 @@ impl Subscriber {
             found: None,
             buffer: Vec::new(),
             is_copied: false,
+            is_overtaken: false,
             missed_now: 0,
             missed: 0,
             reconnect: None,
@@ -159,7 +165,13 @@ impl Subscriber {
             return if is_gone { Side::end(self) } else { Ok(false) };
         };
         self.parts.lane.count_wait();
-        wait::wait(self, until)
+        while wait::wait(self, until)? {
+            // Otherwise it did not sleep because it was overtaken.
+            if self.found.is_some() || self.is_copied {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether there is a message now: the next [`Subscriber::try_receive`] returns it. Never waits.
@@ -287,6 +299,10 @@ impl Polled for Subscriber {
         } else {
             self.copy()
         };
+        // The publisher may wait for the release of messages that this side has passed over, and sends none before.
+        if matches!(found, Ok(false)) && self.parts.lane.has_passed() {
+            self.release();
+        }
         found.map_err(|error| {
             self.endpoint.leave(Departure::Corrupt);
             error.into()
@@ -307,9 +323,12 @@ impl Polled for Subscriber {
 }
 
 impl Subscriber {
-    /// Copies the next message into the buffer.
+    /// Copies the next message into the buffer. A publisher that overtakes each copy does not keep it here: then it sets
+    /// `is_overtaken`.
     fn copy(&mut self) -> std::result::Result<bool, pelton_lane::LaneError> {
-        loop {
+        let mut bytes = 0;
+        self.is_overtaken = false;
+        while bytes < OVERTAKEN_BYTES {
             let missed = self.parts.lane.missed();
             let found = self.parts.lane.copy(&mut self.buffer)?;
             let more = self.parts.lane.missed() - missed;
@@ -320,10 +339,12 @@ impl Subscriber {
                     self.release();
                     return Ok(true);
                 }
-                Some(Copied::Missed(_)) => {}
+                Some(Copied::Missed(_)) => bytes += 4096 + self.buffer.len(),
                 None => return Ok(false),
             }
         }
+        self.is_overtaken = true;
+        Ok(false)
     }
 }
 
@@ -339,6 +360,11 @@ impl Side for Subscriber {
         // A ring may have reported the close while messages were left: nothing rings again.
         if matches!(found, Ok(false)) && self.parts.lane.has_producer_closed() {
             found = self.end();
+        }
+        if matches!(found, Ok(false)) && self.is_overtaken {
+            // A message may be there.
+            self.parts.sleeper.disarm();
+            return Ok(false);
         }
         if !matches!(found, Ok(false)) {
             self.parts.sleeper.disarm();

@@ -239,7 +239,7 @@ impl BroadcastProducer {
         let join = self.joins;
         let oldest = self.waypoints[0];
         let (number, place, skip) = match from {
-            StartFrom::Now => (self.number, self.inner.tail(), 0),
+            StartFrom::Now | StartFrom::Last(0) => (self.number, self.inner.tail(), 0),
             StartFrom::Oldest => (oldest.number, oldest.place, 0),
             StartFrom::Last(messages) => {
                 let first = self.number.saturating_sub(messages).max(oldest.number);
@@ -383,16 +383,19 @@ impl BroadcastProducer {
     /// that lag count too, within their slack.
     fn keep_for(&mut self, lenient: bool) {
         let mut oldest = self.number;
+        let half = self.newer_than(self.inner.capacity() / 2);
         if lenient {
             // A consumer of the newest message finds it until a later one needs its space.
             let history = self.history.max(u64::from(self.latest > 0));
-            oldest = self.number.saturating_sub(history).max(self.newer_than(self.inner.capacity() / 2)).min(oldest);
+            oldest = self.number.saturating_sub(history).max(half).min(oldest);
         }
+        // For consumers that lag too: otherwise a producer of messages larger than their slack passes them each time.
+        let newest = (self.number - 1).max(half);
         for slot in self.slots.iter().filter(|slot| slot.lost.is_none()) {
             let counted = match slot.policy {
                 _ if slot.gates() => slot.seen,
                 Policy::Lag { slack } | Policy::GateUntil { slack, .. } if lenient => {
-                    slot.seen.max(self.newer_than(slack))
+                    slot.seen.max(self.newer_than(slack).min(newest))
                 }
                 _ => continue,
             };

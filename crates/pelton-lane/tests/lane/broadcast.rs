@@ -741,9 +741,9 @@ fn a_false_joining_is_refused() {
         // SAFETY: as above; no other consumer of this page is used.
         unsafe { BroadcastConsumer::attach(lane.memory, NonNull::from(&page), LAG, joined, 2000, true) }.map(|_| ())
     };
-    assert!(attached(Joined { skip: 512, ..joined }).is_ok());
+    assert!(attached(Joined { skip: 3, ..joined }).is_ok());
     for joined in [
-        Joined { skip: 513, ..joined },
+        Joined { skip: 4, ..joined },
         Joined { skip: u64::MAX, ..joined },
         Joined { slot: 64, ..joined },
         Joined { number: 2, ..joined },
@@ -754,6 +754,69 @@ fn a_false_joining_is_refused() {
     }
     assert!(matches!(producer.try_reserve(u64::MAX), Err(LaneError::TooLarge { .. })));
     assert!(matches!(producer.try_reserve(u64::MAX - 20), Err(LaneError::TooLarge { .. })));
+}
+
+#[test]
+fn a_consumer_that_joins_with_the_last_messages_misses_none_of_those_before() {
+    let lane = Broadcast::new(1 << 20);
+    let mut producer = lane.producer();
+    for number in 0..300 {
+        assert!(publish(&mut producer, &payload(number, 40)).is_some());
+    }
+    let mut buffer = Vec::new();
+    // Waypoints are 4096 bytes apart.
+    for (last, next) in [(0, 301), (1, 300), (2, 299), (20, 281), (300, 1)] {
+        let mut latest = lane.join(&mut producer, Policy::Latest, StartFrom::Last(last));
+        let gating = lane.join(&mut producer, Policy::Gate, StartFrom::Last(last));
+        assert_eq!((latest.number(), gating.number()), (next, next));
+        let found = latest.copy(&mut buffer).unwrap();
+        assert_eq!((found.is_some(), latest.missed(), latest.number()), (last > 0, last.saturating_sub(1), 301));
+        // With none, the consumer has nothing to release that the producer would wait for.
+        assert_eq!(producer.is_released(), last == 0);
+        producer.remove(gating.join());
+        producer.remove(latest.join());
+    }
+}
+
+/// It has passed over all messages, and says so: the producer may wait for that.
+#[test]
+fn a_consumer_that_has_passed_over_all_messages_releases_them() {
+    let lane = Broadcast::new(4096);
+    let mut producer = lane.producer();
+    let mut stopped = lane.join(&mut producer, STOPPED, StartFrom::Now);
+    while publish(&mut producer, &[7; 1000]).is_some() {}
+    producer.let_lag(stopped.join());
+    while producer.kept() < producer.number() {
+        assert!(publish(&mut producer, &[7; 1800]).is_some() && producer.number() < 1000);
+        // A message for which only an empty lane has space.
+        let _ = producer.try_reserve(2000).unwrap();
+    }
+    let mut buffer = Vec::new();
+    assert!(!stopped.has_passed());
+    assert_eq!(stopped.copy(&mut buffer), Ok(Some(Copied::Missed(producer.number() - 1))));
+    assert_eq!(stopped.copy(&mut buffer), Ok(None));
+    assert!(stopped.has_passed() && producer.lags(stopped.join()));
+    let _ = stopped.release();
+    assert!(!stopped.has_passed() && producer.is_released());
+    assert!(!producer.lags(stopped.join()), "it has caught up");
+}
+
+/// Frames are larger than the slack: each one is there until the next one is complete.
+#[test]
+fn a_consumer_that_lags_finds_the_newest_message_though_it_is_larger_than_its_slack() {
+    let lane = Broadcast::new(1 << 16);
+    let mut producer = lane.producer();
+    producer.set_window(4096);
+    let mut lagging = lane.join(&mut producer, LAG, StartFrom::Now);
+    let mut buffer = Vec::new();
+    assert!(publish(&mut producer, &payload(0, 5000)).is_some());
+    for number in 0..100 {
+        let space = producer.try_reserve(5000).unwrap().unwrap();
+        assert_eq!(lagging.copy(&mut buffer), Ok(Some(Copied::Message)));
+        assert_eq!(buffer, payload(number, 5000));
+        producer.copy_in(space, &payload(number + 1, 5000));
+        assert_eq!(producer.commit(space, 5000), 0);
+    }
 }
 
 /// The seq of an old message comes round; it must not be taken for the newest.
