@@ -418,6 +418,52 @@ fn a_gate_that_was_passed_up_to_the_newest_message_gates_again() {
     assert!(!publisher.subscribers()[0].lags);
 }
 
+/// The time counts from the beginning of the wait, however often the subscriber releases a message meanwhile.
+#[test]
+fn a_slow_gate_lags_after_its_time_though_it_goes_on_and_is_not_waited_for() {
+    let mut publisher = Options::new().capacity(4 << 20).publisher().unwrap();
+    let mut slow = publisher.subscriber(&Options::new().lag_after(Duration::from_millis(1))).unwrap();
+    while publisher.try_send(&[0; 8]).unwrap() == Sent::Sent {}
+    // Fewer than a waypoint: they make no space.
+    for _ in 0..900 {
+        let begun = Instant::now();
+        assert!(slow.try_receive().unwrap().is_some());
+        while begun.elapsed() < Duration::from_micros(20) {}
+        if publisher.try_send(&[0; 8]).unwrap() == Sent::Sent {
+            break;
+        }
+    }
+    let state = publisher.subscribers()[0];
+    assert!(state.lags && state.holds.is_none(), "{state:?}");
+    while slow.try_receive().unwrap().is_some() {}
+    // It has caught up, gates again, and stops.
+    publisher.send(&[0; 8]).unwrap();
+    assert!(!publisher.subscribers()[0].lags);
+    assert!(publisher.wait_released_until(deadline()).unwrap());
+    assert!(publisher.subscribers()[0].lags);
+    assert_eq!(slow.try_receive().unwrap().as_deref(), Some(&[0; 8][..]), "nothing needed its space");
+}
+
+#[test]
+fn a_publisher_that_sends_rarely_after_a_burst_admits_a_subscriber() {
+    let directory = TestDir::new("a rare sender admits");
+    let mut publisher = Options::new().capacity(1 << 16).publish_at(&directory.name()).unwrap();
+    send(&mut publisher, 1..=10_000);
+    let mut opening = Options::new().start_connect_subscriber(&directory.name()).unwrap();
+    let mut number = 10_001;
+    while opening.try_finish().unwrap().is_none() {
+        let readable =
+            pelton_testkit::wait_for_readable(&[publisher.as_fd(), opening.as_fd()], "the handshake continues");
+        if readable[0] {
+            // Longer than the interval of the checks.
+            std::thread::sleep(Duration::from_millis(20));
+            send(&mut publisher, number..=number);
+            number += 1;
+        }
+        assert!(number < 10_064, "it is not admitted");
+    }
+}
+
 /// A generator of numbers from a seed: SplitMix64.
 struct Random(u64);
 
