@@ -40,9 +40,9 @@ const HOLD_TIMER: u32 = u32::MAX;
 /// alone. Each message is copied into the lane once, whatever the number of subscribers. Without subscribers, messages
 /// are overwritten by later ones.
 ///
-/// Subscribers join, and their ends are detected, **within the publisher's calls**: a call that sends does that if 10 ms
-/// have passed since the last time; after a burst, one of the first eight calls does. A publisher that sends rarely calls [`Publisher::admit`] when its
-/// descriptor is readable.
+/// Subscribers join, and their ends are detected, **within the publisher's calls**: a call that sends does that if
+/// 10 ms have passed since the last time; after a burst, one of the first eight calls does. A publisher that sends
+/// rarely calls [`Publisher::admit`] when its descriptor is readable.
 ///
 /// A subscriber with [`Policy::Gate`] holds the publisher up when it is behind by the whole capacity: then
 /// [`Publisher::send`] waits, and [`Publisher::try_send`] returns [`Sent::Full`]. [`Publisher::subscribers`] shows the
@@ -255,6 +255,7 @@ impl Publisher {
         Subscriber::new(SubscriberParts { lane, sleeper, link: to_publisher, _memory: memory }, doorbells, options)
     }
 
+    /// The lane's data, for tests that act as a hostile publisher.
     #[cfg(test)]
     pub(crate) fn data(&self) -> &Segment {
         &self.side.data
@@ -489,8 +490,8 @@ impl Publisher {
         self.subscriptions.iter().flatten().map(|subscription| state(subscription)).collect()
     }
 
-    /// Waits until every subscriber that gates has released every message, or `deadline`; false when it passes. One with
-    /// [`Options::lag_after`] that releases nothing for so long lags from then on: it is not waited for.
+    /// Waits until every subscriber that gates has released every message, or `deadline`; false when it passes. One
+    /// with [`Options::lag_after`] that releases nothing for so long lags from then on: it is not waited for.
     ///
     /// # Errors
     /// As [`Publisher::admit`].

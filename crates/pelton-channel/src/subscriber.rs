@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How many bytes one call copies in vain, and 4096 for each try, before it returns. A guess: once is rare.
+/// How many bytes of overwritten messages one call copies, plus 4096 for each, before it returns. A guess: one is rare.
 const OVERTAKEN_BYTES: usize = 16 << 20;
 
 /// The receiving endpoint of a broadcast. `Send`, not `Sync`: one thread at a time.
@@ -323,8 +323,8 @@ impl Polled for Subscriber {
 }
 
 impl Subscriber {
-    /// Copies the next message into the buffer. A publisher that overtakes each copy does not keep it here: then it sets
-    /// `is_overtaken`.
+    /// Copies the next message into the buffer. A publisher that overtakes each copy does not keep it here: then it
+    /// sets `is_overtaken`.
     fn copy(&mut self) -> std::result::Result<bool, pelton_lane::LaneError> {
         let mut bytes = 0;
         self.is_overtaken = false;

@@ -464,6 +464,26 @@ fn a_publisher_that_sends_rarely_after_a_burst_admits_a_subscriber() {
     }
 }
 
+#[test]
+fn a_subscriber_refuses_a_publisher_that_is_larger_than_it_takes() {
+    let directory = TestDir::new("a large publisher is refused");
+    let mut publisher = Options::new().capacity(1 << 20).publish_at(&directory.name()).unwrap();
+    for (options, word) in [
+        (Options::new().capacity(1 << 16), "lower the publisher's capacity"),
+        (Options::new().message_bytes_max(1000), "message_bytes_max option, or lower the publisher's"),
+    ] {
+        let name = directory.name();
+        let connecting = std::thread::spawn(move || options.connect_subscriber(&name).map(drop));
+        while !connecting.is_finished() {
+            publisher.wait_subscribers_until(1, Instant::now() + Duration::from_millis(1)).unwrap();
+        }
+        let error = connecting.join().unwrap().unwrap_err();
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    let none = Options::new().capacity(1).connect_subscriber(&directory.name());
+    assert!(matches!(none, Err(Error::Option { option: "capacity", .. })), "{none:?}");
+}
+
 /// A generator of numbers from a seed: SplitMix64.
 struct Random(u64);
 
