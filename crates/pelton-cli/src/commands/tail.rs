@@ -2,25 +2,32 @@
 //!
 //! A tap of each lane copies what passes (`pelton::observe::Tap`, which says when a copy is whole). Between two rounds
 //! the command sleeps so long that all it does uses a given part of a processor: on a fast stream it misses messages
-//! instead of slowing the sides down.
+//! instead of slowing the sides down. With `--lossless` it subscribes to a broadcast, and misses nothing.
 
 use crate::{
     commands::stat::no_channel,
     failure::{Failure, print_stderr, printable},
     observed::{counted, named},
-    output::{Output, json},
+    output::{Output, WRITE_BYTES, json},
     signals::Signals,
 };
 use clap::{Args, ValueEnum};
 use pelton::observe::{FileIds, Observer, Tap, Tapped};
+use pelton::{Error, Options, Policy, StartFrom, Subscriber, Traceparent, options::maker};
+use rustix::event::PollFlags;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::{
     fmt::Write as _,
     io::ErrorKind,
+    os::fd::AsFd as _,
     time::{Duration, Instant, SystemTime},
 };
 
+/// The interval between two attempts to find a channel.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// The limit of a subscriber's handshake, which a signal does not interrupt.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The shortest sleep between two rounds.
 const SLEEP_MIN: Duration = Duration::from_millis(1);
 /// The longest one, so that the command notices new lanes and signals.
@@ -59,6 +66,11 @@ pub struct TailArgs {
     /// Begin with the oldest message that the receiver has not released, instead of the next one sent
     #[arg(long)]
     since_start: bool,
+    /// Subscribe to a broadcast (`pelton pub`): miss nothing, and have its publisher wait for this command
+    ///
+    /// Other channels have one receiver, and refuse this.
+    #[arg(long, conflicts_with = "load")]
+    lossless: bool,
     /// Use at most about this part of one processor, in percent; more shows more messages of a fast stream
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(1..=100), default_value_t = 1)]
     load: u32,
@@ -203,8 +215,21 @@ struct TailLoop<'a> {
     unproven: u64,
 }
 
+/// A message to print.
+#[derive(Clone, Copy)]
+struct Shown<'a> {
+    lane: &'a str,
+    seq: u32,
+    payload: &'a [u8],
+    traceparent: Option<Traceparent>,
+    is_proven: bool,
+}
+
 /// Runs `pelton tail`.
 pub fn run(args: &TailArgs) -> Result<(), Failure> {
+    if args.lossless {
+        return subscribe(args);
+    }
     let signals = Signals::install()?;
     let output = Output::new()?;
     let (observer, taps) = (Observer::new(), Vec::new());
@@ -243,7 +268,7 @@ impl TailLoop<'_> {
                         timeout.as_secs_f64()
                     )));
                 }
-                _ => self.signals.poll([], Some(Duration::from_millis(50)))?,
+                _ => self.signals.poll([], Some(RETRY_INTERVAL))?,
             };
         }
         Ok(())
@@ -355,15 +380,16 @@ impl TailLoop<'_> {
             return Ok(false);
         }
         *has_news = false;
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = wall_clock();
         let polled = tap.poll(|tapped| {
             *has_news = true;
-            if args.count == Some(*shown) || !args.filters.iter().all(|filter| filter.matches(tapped.payload)) {
+            let Tapped { seq, payload, traceparent, is_proven, .. } = tapped;
+            if args.count == Some(*shown) || !args.is_wanted(payload) {
                 return Ok(());
             }
             *shown += 1;
-            *unproven += u64::from(!tapped.is_proven);
-            write_message(args, now, label, &tapped, &mut output.buffer);
+            *unproven += u64::from(!is_proven);
+            write_message(args, now, Shown { lane: label, seq, payload, traceparent, is_proven }, &mut output.buffer);
             Ok(())
         });
         let more = polled.unwrap_or_else(|error| {
@@ -387,6 +413,95 @@ impl TailLoop<'_> {
     }
 }
 
+impl TailArgs {
+    fn is_wanted(&self, payload: &[u8]) -> bool {
+        self.filters.iter().all(|filter| filter.matches(payload))
+    }
+}
+
+/// Runs `pelton tail --lossless`.
+fn subscribe(args: &TailArgs) -> Result<(), Failure> {
+    let signals = Signals::install()?;
+    let mut output = Output::new()?;
+    let mut subscriber = subscriber(args, &signals)?;
+    let mut shown = 0;
+    let done = print_received(args, &signals, &mut output, &mut subscriber, &mut shown);
+    let written = match done {
+        Err(Failure::OutputClosed) => return done,
+        _ => output.write(&signals),
+    };
+    let missed = subscriber.missed();
+    print_stderr(format!("{} printed, {missed} missed", counted(shown, "message")));
+    done.and(written)
+}
+
+/// Waits for the publisher.
+fn subscriber(args: &TailArgs, signals: &Signals) -> Result<Subscriber, Failure> {
+    let from = if args.since_start { StartFrom::Oldest } else { StartFrom::Now };
+    let options: Options = Options::new().policy(Policy::Gate).start_from(from);
+    let options = options.cast::<maker::Subscribe>().handshake(HANDSHAKE_TIMEOUT);
+    let deadline = args.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        match options.clone().connect_subscriber(&args.name) {
+            Err(Error::NoListener { .. } | Error::HungUp | Error::TimedOut(_))
+                if deadline.is_some_and(|deadline| Instant::now() < deadline) => {}
+            done => return Ok(done?),
+        }
+        signals.poll([], Some(RETRY_INTERVAL))?;
+    }
+}
+
+/// Prints until the publisher has closed, or `--count` is reached.
+fn print_received(
+    args: &TailArgs,
+    signals: &Signals,
+    output: &mut Output,
+    subscriber: &mut Subscriber,
+    shown: &mut u64,
+) -> Result<(), Failure> {
+    loop {
+        while output.buffer.len() < WRITE_BYTES {
+            let message = match subscriber.try_receive() {
+                Ok(Some(message)) => message,
+                Ok(None) => break,
+                Err(Error::Closed { .. }) => return Ok(()),
+                Err(Error::PeerDied { .. }) => {
+                    return Err(Failure::Peer(format!("the publisher on `{}` died, without closing", args.name)));
+                }
+                Err(error) => return Err(error.into()),
+            };
+            if !args.is_wanted(&message) {
+                continue;
+            }
+            let seq = message.number() as u32;
+            let message = Shown { lane: "0", seq, payload: &message, traceparent: None, is_proven: true };
+            write_message(args, wall_clock(), message, &mut output.buffer);
+            *shown += 1;
+            if args.count == Some(*shown) {
+                return Ok(());
+            }
+        }
+        if output.buffer.is_empty() {
+            // No events of the output: the poll reports an error or a hang-up of its reader.
+            if subscriber.arm()?.is_waiting() {
+                let channel = (subscriber.as_fd(), PollFlags::IN);
+                let polled = signals.poll([channel, (output.as_fd(), PollFlags::empty())], None);
+                subscriber.disarm();
+                if polled?[1] {
+                    return Err(Failure::OutputClosed);
+                }
+            }
+        }
+        output.write(signals)?;
+        signals.check()?;
+    }
+}
+
+/// The time since 1970.
+fn wall_clock() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
 /// The processor time that this thread has used.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -399,8 +514,8 @@ fn clock_text(since: Duration) -> String {
     format!("{:02}:{:02}:{:02}.{:06}", seconds / 3600, seconds / 60 % 60, seconds % 60, since.subsec_micros())
 }
 
-fn write_message(args: &TailArgs, now: Duration, lane: &str, tapped: &Tapped<'_>, out: &mut Vec<u8>) {
-    let Tapped { seq, payload, traceparent, is_proven, .. } = *tapped;
+fn write_message(args: &TailArgs, now: Duration, message: Shown<'_>, out: &mut Vec<u8>) {
+    let Shown { lane, seq, payload, traceparent, is_proven } = message;
     if args.json {
         let text = std::str::from_utf8(payload).ok();
         let hex_of = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();

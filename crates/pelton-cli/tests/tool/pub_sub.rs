@@ -3,6 +3,7 @@
 use crate::test_dirs;
 use pelton_testkit::json;
 use rustix::process::Signal;
+use serde_json::Value;
 
 fn lines(range: std::ops::Range<u64>) -> Vec<u8> {
     range.flat_map(|number| format!("{number}{}\n", " word".repeat(number as usize * 7 % 50)).into_bytes()).collect()
@@ -37,7 +38,7 @@ fn lines_reach_each_subscriber_by_its_policy() {
         let ended = subscriber.finish();
         ended.assert(0, &[]);
         let report = ended.stderr.lines().last().expect("a report");
-        let report: serde_json::Value = serde_json::from_str(report).unwrap();
+        let report: Value = serde_json::from_str(report).unwrap();
         let (messages, missed) = (report["messages"].as_u64().unwrap(), report["missed"].as_u64().unwrap());
         assert_eq!(messages + missed, 20_000, "{policy}: {report}");
         assert_eq!(ended.stdout.iter().filter(|byte| **byte == b'\n').count() as u64, messages, "{policy}");
@@ -68,6 +69,46 @@ fn a_subscriber_follows_publishers_and_reports_their_ends() {
     next.wait().assert(130, &[]);
     follows.signal(Signal::TERM);
     follows.wait().assert(143, &[]);
+    dirs.assert_nothing_left();
+}
+
+#[test]
+fn a_lossless_tail_is_a_subscriber_that_misses_nothing() {
+    let dirs = test_dirs();
+    let tail =
+        dirs.start(&["tail", "topic", "--lossless", "--timeout", "20", "--json", "--filter", "re:^1[0-9]*[05] "]);
+    let first = dirs.start(&["tail", "topic", "--lossless", "--timeout", "20", "-n", "3"]);
+    let mut publisher = dirs.start(&["pub", "topic", "--subscribers", "2", "--capacity", "64K"]);
+    publisher.write_all_and_close(lines(0..20_000));
+    publisher.wait().assert(0, &[]);
+    let ended = first.finish();
+    ended.assert(0, &["3 messages printed, 0 missed"]);
+    assert_eq!(ended.stdout.split(|byte| *byte == b'\n').count(), 4);
+    let ended = tail.finish();
+    let printed: Vec<Value> = String::from_utf8(ended.stdout.clone())
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let is_printed = |line: &&[u8]| {
+        line.starts_with(b"1") && line.contains(&b' ') && {
+            let number: Vec<u8> = line.iter().copied().take_while(u8::is_ascii_digit).collect();
+            number.len() > 1 && matches!(number.last(), Some(b'0' | b'5'))
+        }
+    };
+    let all = lines(0..20_000);
+    let wanted: Vec<_> = all.split(|byte| *byte == b'\n').filter(is_printed).collect();
+    assert_eq!(printed.iter().map(|object| object["text"].as_str().unwrap().as_bytes()).collect::<Vec<_>>(), wanted);
+    ended.assert(0, &["0 missed"]);
+    // A tap of the same channel says what to do.
+    let mut publisher = dirs.start(&["pub", "other", "--subscribers", "1"]);
+    let subscriber = dirs.start(&["sub", "other"]);
+    publisher.write(b"hello\n");
+    assert_eq!(subscriber.line(), "hello");
+    dirs.run(&["tail", "other"]).assert(3, &["subscribe to it, as `pelton sub` does"]);
+    publisher.write_all_and_close(Vec::new());
+    publisher.wait().assert(0, &[]);
+    subscriber.wait().assert(0, &[]);
     dirs.assert_nothing_left();
 }
 
@@ -103,14 +144,18 @@ fn each_subscriber_is_listed_with_how_far_it_is_behind() {
     gate.wait_for_state('T');
     publisher.write(b"second\nthird\n");
     assert_eq!((lag.line(), lag.line()), ("second".to_owned(), "third".to_owned()));
+    // Also those of other tests are listed.
+    let publisher_pid = publisher.pid();
     let broadcasts = || {
         let listed = json(&dirs.run(&["ls", "--json"]));
         let channels = listed["channels"].as_array().unwrap().clone();
-        channels.into_iter().filter(|channel| channel["kind"] == "broadcast").collect::<Vec<_>>()
+        let is_ours =
+            |channel: &Value| channel["kind"] == "broadcast" && channel["lanes"][0]["sender"]["pid"] == publisher_pid;
+        channels.into_iter().filter(is_ours).collect::<Vec<_>>()
     };
     let of = |pid: u32| {
         let found = broadcasts().into_iter().find(|channel| channel["receiver"]["pid"] == pid).expect("it is listed");
-        assert_eq!((&found["name"], &found["lanes"][0]["sender"]["pid"]), (&"topic".into(), &publisher.pid().into()));
+        assert_eq!(found["name"], "topic");
         found
     };
     let (behind, current) = (of(gate.pid()), of(lag.pid()));
