@@ -559,6 +559,7 @@ fn begin_handshake(
 }
 
 async fn connect_subscriber(name: Name, options: Settings, waiter: Waiter) -> Result<Subscriber> {
+    options.checked_sizes()?;
     let (parts, doorbells) = reach(&name, &options, &waiter, |handshake| new_subscriber(handshake, &options)).await?;
     let mut subscriber = Subscriber::new(parts, doorbells, &options)?;
     subscriber.reconnect = Some((name, options));

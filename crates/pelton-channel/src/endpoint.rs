@@ -25,7 +25,7 @@ impl Departure {
         match self {
             Departure::Closed => Error::Closed { unreleased },
             Departure::PeerDied => Error::PeerDied { unreleased },
-            Departure::Corrupt => Error::Corrupt("a sender broke the rules of the layout".to_owned()),
+            Departure::Corrupt => Error::Corrupt("the peer that sends broke the rules of the layout".to_owned()),
         }
     }
 }

@@ -377,16 +377,18 @@ impl Handshake {
     }
 
     /// Checks whether this side accepts the lane that the peer offers: a new one, or a survivor's.
-    fn check_size(&self, packet: &Packet, takes: Limits) -> Result<()> {
+    /// Checks the lane of `peer`, a sender or publisher.
+    fn check_size(&self, peer: Role, packet: &Packet, takes: Limits) -> Result<()> {
+        let peer = Role::word(peer as u32);
         if packet.capacity > takes.lane_bytes {
             return Err(self.refuse(format!(
-                "the lane has {} bytes, this side takes {}: raise its capacity or memory option, or lower the sender's capacity",
+                "the lane has {} bytes, this side takes {}: raise its capacity or memory option, or lower the {peer}'s capacity",
                 packet.capacity, takes.lane_bytes
             )));
         }
         if packet.message_bytes_max > takes.message_bytes {
             return Err(self.refuse(format!(
-                "the lane allows messages of {} bytes, this side takes {}: raise its message_bytes_max option, or lower the sender's",
+                "the lane allows messages of {} bytes, this side takes {}: raise its message_bytes_max option, or lower the {peer}'s",
                 packet.message_bytes_max, takes.message_bytes
             )));
         }
@@ -842,7 +844,7 @@ async fn take_lane(
     least: u64,
 ) -> Result<(Consumer, LaneMemory, u64, Doorbell)> {
     let (packet, [page_fd, doorbell_fd, data_fd]) = handshake.receive::<3>(PRODUCER).await?;
-    handshake.check_size(&packet, takes)?;
+    handshake.check_size(Role::Sender, &packet, takes)?;
     let data = handshake.open_data(data_fd, packet.capacity, false)?;
     handshake.check_limit(&packet)?;
     let page = handshake.open_producer(page_fd, &packet)?;

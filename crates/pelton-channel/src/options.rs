@@ -98,8 +98,9 @@ impl<M> Options<M> {
     /// 16 GiB. Memory is allocated only as it is used. A lane whose receiver keeps up uses 256 KiB of it, and a little
     /// more at times.
     ///
-    /// For a receiver, or either side of calls, it is also the largest lane that this side accepts: the peer creates no
-    /// larger one. The default is 16 GiB for a peer of the same user and 64 MiB for another user.
+    /// For a receiver, or either side of calls, it is also the largest lane that this side accepts: the peer creates
+    /// no larger one. A subscriber refuses a publisher with a larger one. The default is 16 GiB for a peer of the
+    /// same user and 64 MiB for another user.
     pub fn capacity(mut self, bytes: u64) -> Options<M>
     where
         M: Accepts<setting::Capacity>,
@@ -125,8 +126,10 @@ impl<M> Options<M> {
     }
 
     /// The largest message in bytes, if less than the capacity permits: half of it less 32, and below 2 GiB. For a
-    /// receiver it is the largest that it accepts; the default is 1 MiB for a peer of another user. A sender whose
-    /// limit is above that of its receiver fails to connect with [`Error::Option`].
+    /// receiver or subscriber it is the largest that it accepts; the default is 1 MiB for a peer of another user. A
+    /// sender whose limit is above that of its receiver fails to connect with [`Error::Option`]. A publisher has one
+    /// limit for all subscribers, by default half its capacity less 32: between users, set it to 1 MiB or less, or
+    /// raise that of the subscribers.
     pub fn message_bytes_max(mut self, bytes: u64) -> Options<M>
     where
         M: Accepts<setting::MessageBytesMax>,
@@ -310,9 +313,9 @@ impl<M> Options<M> {
         self
     }
 
-    /// A subscriber with [`Policy::Gate`] holds the publisher up for at most this long at one message. Then it lags
-    /// until it has caught up: it may miss messages, and learns how many. It copies each message. By default it holds
-    /// the publisher up without a limit.
+    /// A subscriber with [`Policy::Gate`] holds the publisher up for at most this long at one message of the publisher,
+    /// also if it receives some meanwhile. Then it lags until it has caught up: it may miss messages, and learns how
+    /// many. It copies each message. By default it holds the publisher up without a limit.
     pub fn lag_after(mut self, time: Duration) -> Options<M>
     where
         M: Accepts<setting::LagAfter>,
@@ -321,9 +324,10 @@ impl<M> Options<M> {
         self
     }
 
-    /// How many bytes of messages a subscriber that lags may be behind before the publisher passes it; default 256 KiB,
-    /// at most half the publisher's capacity. The publisher keeps them only while no message needs their space. More
-    /// makes the publisher use more memory, which is slower.
+    /// How many bytes of messages a subscriber that lags may be behind before the publisher passes it; default 256
+    /// KiB, at most half the publisher's capacity. The newest message, if it has at most half the capacity, counts
+    /// whatever its size. The publisher keeps them only while no message needs their space. More makes the publisher
+    /// use more memory, which is slower.
     pub fn slack(mut self, bytes: u64) -> Options<M>
     where
         M: Accepts<setting::Slack>,
@@ -352,9 +356,10 @@ impl<M> Options<M> {
         self
     }
 
-    /// How long one subscriber may hold the publisher up. A subscriber that could do so for longer is refused: with a
-    /// limit, [`Policy::Gate`] needs an [`Options::lag_after`] of at most that, and with zero each subscriber must lag.
-    /// By default there is no limit.
+    /// How long one subscriber may hold the publisher up at one message. Several that do so in turn hold it up for
+    /// the sum of their times. A subscriber that could do so for longer is refused: with a limit, [`Policy::Gate`]
+    /// needs an [`Options::lag_after`] of at most that, and with zero each subscriber must lag. By default there is
+    /// no limit.
     pub fn hold_max(mut self, time: Duration) -> Options<M>
     where
         M: Accepts<setting::HoldMax>,
@@ -478,8 +483,8 @@ macro_rules! accepts {
 }
 
 accepts! {
-    Capacity: Publish PublishAt Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service;
-    MessageBytesMax: Publish PublishAt Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service Appenders;
+    Capacity: Publish PublishAt Subscribe Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service;
+    MessageBytesMax: Publish PublishAt Subscribe Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service Appenders;
     Traced: Threads Gather GatherAt ConnectSender Listen CreateSender CreateReceiver;
     ResidentMax: Threads Gather GatherAt ConnectSender Listen CreateSender OpenSender Client Service;
     Memory: GatherAt ConnectReceiver Listen CreateSender CreateReceiver OpenReceiver Client Service;

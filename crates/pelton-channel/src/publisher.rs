@@ -12,7 +12,7 @@ use crate::handshake::broadcast::{
 use crate::link::{Link, this_process};
 use crate::listener::Listener;
 use crate::options::{Options, maker};
-use crate::sender::{CHECK_AFTER, Sent};
+use crate::sender::Sent;
 use crate::settings::{Policy, Settings};
 use crate::subscriber::{Subscriber, SubscriberMemory, SubscriberParts, broadcast_memory};
 use crate::transport::{Queue, ThreadTransport};
@@ -26,7 +26,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Interval of the checks for subscribers that join or leave, of a publisher that never waits.
-const CHECK_INTERVAL: Duration = Duration::from_millis(10);
+const CHECK_INTERVAL_NS: u64 = 10_000_000;
+/// A publisher whose messages are closer than this reads the coarse clock with each eighth message only. Not with later
+/// ones: after a burst, the first subscriber may have to wait for so many messages. The reading costs some 5 ns.
+const READING_NS: u64 = 1_000_000;
+const READING_AFTER: u32 = 8;
 /// What the timer for a subscriber that holds the publisher up is reported as.
 const HOLD_TIMER: u32 = u32::MAX;
 
@@ -36,9 +40,9 @@ const HOLD_TIMER: u32 = u32::MAX;
 /// alone. Each message is copied into the lane once, whatever the number of subscribers. Without subscribers, messages
 /// are overwritten by later ones.
 ///
-/// Subscribers join, and their ends are detected, **within the publisher's calls**: each call that sends does that at
-/// least every 10 ms, as far as there are calls. A publisher that sends rarely calls [`Publisher::admit`] when its
-/// descriptor is readable.
+/// Subscribers join, and their ends are detected, **within the publisher's calls**: a call that sends does that if
+/// 10 ms have passed since the last time; after a burst, one of the first eight calls does. A publisher that sends
+/// rarely calls [`Publisher::admit`] when its descriptor is readable.
 ///
 /// A subscriber with [`Policy::Gate`] holds the publisher up when it is behind by the whole capacity: then
 /// [`Publisher::send`] waits, and [`Publisher::try_send`] returns [`Sent::Full`]. [`Publisher::subscribers`] shows the
@@ -74,9 +78,12 @@ pub struct Publisher {
     /// Messages until the clock is read, and from one reading to the next.
     left: u32,
     interval: u32,
-    last_check: Instant,
-    /// The subscriber that holds the publisher up, by its last check.
-    held: Option<Held>,
+    last_reading_ns: u64,
+    last_check_ns: u64,
+    /// The subscriber (`Subscription::join`) that held the publisher up at its last check, until it is held up no more.
+    holder: Option<u64>,
+    /// Subscribers that were removed because their cursor broke the rules.
+    corrupt: u64,
     /// For an event loop: when a subscriber will have held the publisher up for long enough.
     timer: Timer,
 }
@@ -88,6 +95,9 @@ struct Subscription {
     /// 0 for a thread.
     number: u32,
     policy: pelton_lane::Policy,
+    /// Since when the publisher has waited for it, with its cursor then, if it has been the slowest since the last
+    /// message found space.
+    held: Option<(Instant, u64)>,
     link: Link,
     /// The lane uses it until the subscriber is removed.
     cursor: Arc<Segment>,
@@ -99,14 +109,6 @@ impl Subscription {
         // but for the preamble, which was written before it was shared.
         unsafe { self.cursor.base().cast().as_ref() }
     }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Held {
-    join: u64,
-    /// Its cursor.
-    number: u64,
-    since: Instant,
 }
 
 /// A subscriber, as [`Publisher::subscribers`] shows it.
@@ -128,7 +130,8 @@ pub struct SubscriberState {
     pub messages: u64,
     /// Messages that it says to have missed.
     pub missed: u64,
-    /// How long it has been holding the publisher up, if it does: the lane is full, and it is the slowest.
+    /// How long it has been holding the publisher up, if it does: the lane is full, or the publisher waits until
+    /// everything is released, and it is the slowest.
     pub holds: Option<Duration>,
 }
 
@@ -183,8 +186,10 @@ impl Publisher {
             number: 0,
             left: 1,
             interval: 1,
-            last_check: Instant::now(),
-            held: None,
+            last_reading_ns: 0,
+            last_check_ns: 0,
+            holder: None,
+            corrupt: 0,
             timer,
         })
     }
@@ -241,12 +246,19 @@ impl Publisher {
             join: joined.join,
             number,
             policy,
+            held: None,
             link: to_subscriber,
             cursor: cursor.clone(),
         }));
         let memory = SubscriberMemory { page, data, cursor };
         let (lane, sleeper) = memory.attach(policy, joined, self.side.message_bytes_max, can_barrier)?;
         Subscriber::new(SubscriberParts { lane, sleeper, link: to_publisher, _memory: memory }, doorbells, options)
+    }
+
+    /// The lane's data, for tests that act as a hostile publisher.
+    #[cfg(test)]
+    pub(crate) fn data(&self) -> &Segment {
+        &self.side.data
     }
 
     fn join(&mut self, cursor: &Segment, policy: pelton_lane::Policy, from: StartFrom) -> Option<Joined> {
@@ -323,38 +335,50 @@ impl Publisher {
         loop {
             let space = self.lane.try_reserve(bytes)?;
             if space.is_some() {
-                self.held = None;
+                self.forget_holders();
                 return Ok(space);
             }
-            if !self.pass_holder() {
+            if !self.pass_holder(Want::Message(bytes)) {
                 return Ok(None);
             }
         }
     }
 
-    /// The lane is full. Notes which subscriber holds it, and since when; lets it lag if that is long enough. Returns
+    fn forget_holders(&mut self) {
+        if self.holder.take().is_some() {
+            self.subscriptions.iter_mut().flatten().for_each(|subscription| subscription.held = None);
+        }
+    }
+
+    /// Somebody is behind. Notes which subscriber that is, and since when; lets it lag if that is long enough. Returns
     /// whether it did.
-    fn pass_holder(&mut self) -> bool {
+    fn pass_holder(&mut self, want: Want) -> bool {
         let Some(holder) = self.lane.holder() else { return false };
-        let now = Instant::now();
-        let is_same = |held: &Held| held.join == holder.join && held.number == holder.number;
-        let since = self.held.filter(is_same).map_or(now, |held| held.since);
-        self.held = Some(Held { join: holder.join, number: holder.number, since });
+        // The next reservation has to find that the lane is not full any more.
+        self.lane.end_fast_path();
+        let Some(subscription) = &mut self.subscriptions[holder.slot as usize] else { return false };
+        let (now, mut noted) = (Instant::now(), subscription.held);
+        if matches!(want, Want::Released) {
+            // All that it has to release may take longer than one message's space: one that goes on is waited for.
+            noted = noted.filter(|(_, number)| *number == holder.number);
+        }
+        subscription.held = Some(noted.unwrap_or((now, holder.number)));
+        self.holder = Some(holder.join);
         let is_over = self.lag_at().is_some_and(|at| now >= at);
-        if is_over {
+        if is_over && let Some(subscription) = &mut self.subscriptions[holder.slot as usize] {
             self.lane.let_lag(holder.join);
-            self.held = None;
+            subscription.held = None;
         }
         is_over
     }
 
     /// When the subscriber that holds the publisher up begins to lag.
     fn lag_at(&self) -> Option<Instant> {
-        let held = self.held?;
-        let holder = self.subscriptions.iter().flatten().find(|subscription| subscription.join == held.join)?;
-        match holder.policy.holds_ns() {
-            u64::MAX => None,
-            ns => held.since.checked_add(Duration::from_nanos(ns)),
+        let join = self.holder?;
+        let holder = self.subscriptions.iter().flatten().find(|subscription| subscription.join == join)?;
+        match (holder.held, holder.policy.holds_ns()) {
+            (None, _) | (_, u64::MAX) => None,
+            (Some((since, _)), ns) => since.checked_add(Duration::from_nanos(ns)),
         }
     }
 
@@ -372,8 +396,9 @@ impl Publisher {
     #[cold]
     #[inline(never)]
     fn after_sending(&mut self, mut asleep: u64) {
+        let now_ns = if asleep != 0 { os::monotonic_ns() } else { os::coarse_monotonic_ns() };
         if asleep != 0 {
-            self.lane.note_ring(os::processor(), os::monotonic_ns());
+            self.lane.note_ring(os::processor(), now_ns);
         }
         while asleep != 0 {
             let slot = asleep.trailing_zeros() as usize;
@@ -382,19 +407,12 @@ impl Publisher {
                 subscription.link.ring_peer();
             }
         }
-        if self.left == 0 {
-            // So that the clock is read about as often as a check is due.
-            let took = self.last_check.elapsed();
-            if took < CHECK_INTERVAL / 2 {
-                self.interval = (self.interval * 2).min(CHECK_AFTER);
-            } else if took > CHECK_INTERVAL {
-                self.interval = (self.interval / 2).max(1);
-            }
-            self.left = self.interval;
-            if took >= CHECK_INTERVAL {
-                // This message is sent. The next call repeats what fails here.
-                let _ = self.attend();
-            }
+        let since_reading = now_ns.saturating_sub(self.last_reading_ns);
+        self.interval = if since_reading < READING_NS { (self.interval * 2).min(READING_AFTER) } else { 1 };
+        (self.left, self.last_reading_ns) = (self.interval, now_ns);
+        if now_ns.saturating_sub(self.last_check_ns) >= CHECK_INTERVAL_NS {
+            // This message is sent. The next call repeats what fails here.
+            let _ = self.attend();
         }
     }
 
@@ -408,6 +426,12 @@ impl Publisher {
         self.endpoint.doorbells.drain()?;
         self.attend()?;
         Ok(self.subscriber_count())
+    }
+
+    /// Subscribers that this publisher has removed so far because their cursor broke the rules of the layout. Each then
+    /// reports that the publisher has ended.
+    pub fn corrupt_subscribers(&self) -> u64 {
+        self.corrupt
     }
 
     /// The subscribers that joined and, as far as this side knows, have not left. Does not admit others.
@@ -437,7 +461,7 @@ impl Publisher {
         if self.endpoint.owner.is_forked() {
             return Vec::new();
         }
-        let (held, next) = (self.held, self.lane.number());
+        let (holder, next) = (self.holder, self.lane.number());
         self.lane.is_released();
         let state = |subscription: &Subscription| {
             let page = subscription.page();
@@ -457,26 +481,33 @@ impl Publisher {
                 behind: self.lane.cursor_of(subscription.join).map_or(0, |cursor| next - cursor),
                 messages: page.messages(),
                 missed: page.missed(),
-                holds: held.filter(|held| held.join == subscription.join).map(|held| held.since.elapsed()),
+                holds: subscription
+                    .held
+                    .filter(|_| holder == Some(subscription.join))
+                    .map(|(since, _)| since.elapsed()),
             }
         };
         self.subscriptions.iter().flatten().map(|subscription| state(subscription)).collect()
     }
 
-    /// Waits until every subscriber that gates has released every message, or `deadline`; false when it passes.
+    /// Waits until every subscriber that gates has released every message, or `deadline`; false when it passes. One
+    /// with [`Options::lag_after`] that releases nothing for so long lags from then on: it is not waited for.
     ///
     /// # Errors
     /// As [`Publisher::admit`].
     pub fn wait_released_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
         self.endpoint.check_owner()?;
         self.attend()?;
-        if self.lane.is_released() {
-            return Ok(true);
+        let until = deadline.into().until();
+        let mut released = Space { publisher: self, want: Want::Released };
+        while !released.poll()? {
+            let Some(until) = until else { return Ok(false) };
+            if !wait::wait(&mut released, until)? {
+                return Ok(false);
+            }
+            // The wait ends too when it could not arm, for subscribers that overtake each other.
         }
-        match deadline.into().until() {
-            None => Ok(false),
-            Some(until) => wait::wait(&mut Space { publisher: self, want: Want::Released }, until),
-        }
+        Ok(true)
     }
 
     /// For an event loop: makes the descriptor readable when there is space for a message of `bytes`. It is readable
@@ -568,7 +599,7 @@ impl Publisher {
 
     /// Handles everything that the doorbells report, and subscribers that have closed.
     fn attend(&mut self) -> Result<()> {
-        self.last_check = Instant::now();
+        self.last_check_ns = os::monotonic_ns();
         while let Some((join, loss)) = self.lane.lost() {
             self.part(join, Some(loss));
         }
@@ -634,7 +665,7 @@ impl Publisher {
         let link = admitted.inspect_err(|_| self.lane.remove(joined.join))?;
         self.endpoint.spin.set_peer(link.peer());
         self.subscriptions[joined.slot as usize] =
-            Some(Box::new(Subscription { join: joined.join, number, policy, link, cursor }));
+            Some(Box::new(Subscription { join: joined.join, number, policy, held: None, link, cursor }));
         Ok(())
     }
 
@@ -645,13 +676,11 @@ impl Publisher {
         let Some(mut subscription) = slot.and_then(Option::take) else { return };
         subscription.link.lose_peer(&self.endpoint.doorbells);
         if let Some(CursorLoss::Corrupt(_)) = loss {
+            self.corrupt += 1;
             // It may be alive, and detects this.
             subscription.link.ring_peer();
         }
         subscription.link.shutdown();
-        if self.held.is_some_and(|held| held.join == join) {
-            self.held = None;
-        }
         if let Some(acceptor) = &mut self.acceptor {
             // The next call repeats what fails here.
             let _ = acceptor.listen_again(&self.endpoint.doorbells);
@@ -681,7 +710,15 @@ impl Polled for Space<'_> {
     fn poll(&mut self) -> Result<bool> {
         match self.want {
             Want::Message(bytes) => Ok(self.publisher.reserve(bytes)?.is_some()),
-            Want::Released => Ok(self.publisher.lane.is_released()),
+            Want::Released => loop {
+                if self.publisher.lane.is_released() {
+                    self.publisher.forget_holders();
+                    return Ok(true);
+                }
+                if !self.publisher.pass_holder(self.want) {
+                    return Ok(false);
+                }
+            },
         }
     }
 
@@ -701,25 +738,30 @@ impl Polled for Space<'_> {
 
 impl Side for Space<'_> {
     fn arm(&mut self) -> Result<bool> {
-        let mut everywhere = true;
         let bytes = match self.want {
             Want::Message(bytes) => Some(bytes),
             Want::Released => None,
         };
-        let lane = &mut self.publisher.lane;
-        let armed = lane.arm(bytes, || everywhere = membarrier::barrier());
-        if !everywhere {
-            lane.request_fencing();
+        loop {
+            let mut everywhere = true;
+            let lane = &mut self.publisher.lane;
+            let armed = lane.arm(bytes, || everywhere &= membarrier::barrier());
+            if !everywhere {
+                lane.request_fencing();
+            }
+            if !armed {
+                return Ok(false);
+            }
+            // A subscriber that the lane counts no more would not ring.
+            if self.poll()? {
+                self.disarm();
+                return Ok(false);
+            }
+            // The poll ends the sleep when it lets the holder lag: the next slowest would not ring.
+            if self.publisher.lane.is_armed() {
+                return Ok(true);
+            }
         }
-        if !armed {
-            return Ok(false);
-        }
-        // A subscriber that the lane counts no more would not ring.
-        if self.poll()? {
-            self.disarm();
-            return Ok(false);
-        }
-        Ok(true)
     }
 
     fn disarm(&mut self) {
@@ -737,8 +779,7 @@ impl Side for Space<'_> {
     }
 
     fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
-        let lag_at = if matches!(self.want, Want::Message(_)) { self.publisher.lag_at() } else { None };
-        let until = [deadline, lag_at].into_iter().flatten().min();
+        let until = [deadline, self.publisher.lag_at()].into_iter().flatten().min();
         self.publisher.endpoint.doorbells.sleep(until)
     }
 
@@ -750,7 +791,7 @@ impl Side for Space<'_> {
     }
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {
-        if self.publisher.last_check.elapsed() >= Duration::from_millis(1) {
+        if os::monotonic_ns().saturating_sub(self.publisher.last_check_ns) >= 1_000_000 {
             self.publisher.attend()?;
         }
         Ok(false)

@@ -21,6 +21,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+/// How many bytes of overwritten messages one call copies, plus 4096 for each, before it returns. A guess: one is rare.
+const OVERTAKEN_BYTES: usize = 16 << 20;
+
 /// The receiving endpoint of a broadcast. `Send`, not `Sync`: one thread at a time.
 ///
 /// Made by [`Options::connect_subscriber`], or for a thread by [`Publisher::subscriber`](crate::Publisher::subscriber).
@@ -30,9 +33,14 @@ use std::time::Instant;
 pub struct Subscriber {
     parts: SubscriberParts,
     pub(crate) endpoint: Endpoint<()>,
+    /// The next message in place, if it was found. Its header is hostile, so the call that returns the message does
+    /// not load it again.
+    found: Option<Record>,
     /// The next message, if the policy copies and [`Subscriber::is_copied`].
     buffer: Vec<u8>,
     is_copied: bool,
+    /// The last copies found a message and lost it: the publisher was faster.
+    is_overtaken: bool,
     /// Messages missed since the last one received, and those missed before.
     missed_now: u64,
     pub(crate) missed: u64,
@@ -90,8 +98,10 @@ impl Subscriber {
         Ok(Subscriber {
             parts,
             endpoint,
+            found: None,
             buffer: Vec::new(),
             is_copied: false,
+            is_overtaken: false,
             missed_now: 0,
             missed: 0,
             reconnect: None,
@@ -123,14 +133,15 @@ impl Subscriber {
     /// As [`Subscriber::try_receive`].
     #[inline]
     pub fn receive_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Delivery<'_>>> {
-        if self.find(deadline.into())? { Ok(Some(self.delivery()?)) } else { Ok(None) }
+        Ok(if self.find(deadline.into())? { Some(self.delivery()) } else { None })
     }
 
     /// The message that `find` has found.
-    fn delivery(&mut self) -> Result<Delivery<'_>> {
-        let record = if self.is_copied { None } else { self.parts.lane.peek()? };
+    fn delivery(&mut self) -> Delivery<'_> {
+        let record = self.found.take();
+        debug_assert!(record.is_some() != self.is_copied);
         let missed = std::mem::take(&mut self.missed_now);
-        Ok(Delivery { subscriber: self, record, missed })
+        Delivery { subscriber: self, record, missed }
     }
 
     /// Whether there is a message; waits for it until `deadline`.
@@ -154,7 +165,13 @@ impl Subscriber {
             return if is_gone { Side::end(self) } else { Ok(false) };
         };
         self.parts.lane.count_wait();
-        wait::wait(self, until)
+        while wait::wait(self, until)? {
+            // Otherwise it did not sleep because it was overtaken.
+            if self.found.is_some() || self.is_copied {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether there is a message now: the next [`Subscriber::try_receive`] returns it. Never waits.
@@ -271,14 +288,21 @@ impl Subscriber {
 impl Polled for Subscriber {
     #[inline]
     fn poll(&mut self) -> Result<bool> {
-        if self.is_copied {
+        if self.found.is_some() || self.is_copied {
             return Ok(true);
         }
         let found = if self.parts.lane.policy().reads_in_place() {
-            self.parts.lane.peek().map(|record| record.is_some())
+            self.parts.lane.peek().map(|record| {
+                self.found = record;
+                self.found.is_some()
+            })
         } else {
             self.copy()
         };
+        // The publisher may wait for the release of messages that this side has passed over, and sends none before.
+        if matches!(found, Ok(false)) && self.parts.lane.has_passed() {
+            self.release();
+        }
         found.map_err(|error| {
             self.endpoint.leave(Departure::Corrupt);
             error.into()
@@ -299,9 +323,12 @@ impl Polled for Subscriber {
 }
 
 impl Subscriber {
-    /// Copies the next message into the buffer.
+    /// Copies the next message into the buffer. A publisher that overtakes each copy does not keep it here: then it
+    /// sets `is_overtaken`.
     fn copy(&mut self) -> std::result::Result<bool, pelton_lane::LaneError> {
-        loop {
+        let mut bytes = 0;
+        self.is_overtaken = false;
+        while bytes < OVERTAKEN_BYTES {
             let missed = self.parts.lane.missed();
             let found = self.parts.lane.copy(&mut self.buffer)?;
             let more = self.parts.lane.missed() - missed;
@@ -312,10 +339,12 @@ impl Subscriber {
                     self.release();
                     return Ok(true);
                 }
-                Some(Copied::Missed(_)) => {}
+                Some(Copied::Missed(_)) => bytes += 4096 + self.buffer.len(),
                 None => return Ok(false),
             }
         }
+        self.is_overtaken = true;
+        Ok(false)
     }
 }
 
@@ -331,6 +360,11 @@ impl Side for Subscriber {
         // A ring may have reported the close while messages were left: nothing rings again.
         if matches!(found, Ok(false)) && self.parts.lane.has_producer_closed() {
             found = self.end();
+        }
+        if matches!(found, Ok(false)) && self.is_overtaken {
+            // A message may be there.
+            self.parts.sleeper.disarm();
+            return Ok(false);
         }
         if !matches!(found, Ok(false)) {
             self.parts.sleeper.disarm();
@@ -435,7 +469,8 @@ impl Deref for Delivery<'_> {
         let Some(record) = &self.record else { return &self.subscriber.buffer };
         let payload = self.subscriber.parts.lane.payload(record);
         // SAFETY: the lane has checked that the record lies in the mapped data. A subscriber that gates is never
-        // passed, so the publisher does not write there before the release in `drop`, as with `Message`.
+        // passed, so the publisher does not write there before the release in `drop`, as with `Message`: no child of a
+        // fork releases it either.
         unsafe { std::slice::from_raw_parts(payload.as_ptr(), record.bytes as usize) }
     }
 }
@@ -443,6 +478,10 @@ impl Deref for Delivery<'_> {
 impl Drop for Delivery<'_> {
     #[inline]
     fn drop(&mut self) {
+        // A child that inherited it releases nothing of its parent's.
+        if self.subscriber.endpoint.owner.is_forked() {
+            return;
+        }
         match &self.record {
             Some(record) => {
                 self.subscriber.parts.lane.take(record);
@@ -450,5 +489,23 @@ impl Drop for Delivery<'_> {
             }
             None => self.subscriber.is_copied = false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Options;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    #[test]
+    fn a_message_that_was_found_is_received_though_the_publisher_clears_its_header() {
+        let mut publisher = Options::new().capacity(65536).publisher().unwrap();
+        let mut subscriber = publisher.subscriber(&Options::new()).unwrap();
+        publisher.send(b"first").unwrap();
+        assert!(subscriber.has_message().unwrap());
+        // SAFETY: the first header of the mapped data, which every side uses as an atomic word.
+        unsafe { publisher.data().base().cast::<AtomicU64>().as_ref() }.store(0, Relaxed);
+        assert_eq!(subscriber.try_receive().unwrap().as_deref(), Some(&b"first"[..]));
+        assert!(subscriber.try_receive().unwrap().is_none());
     }
 }

@@ -40,6 +40,6 @@ pub use segment::{Kind, PIECE, Segment, allocate, can_allocate, check_file_size,
 pub use socket::Peer;
 pub use syncer::{Syncer, sync};
 pub use thread::{block_signals, has_two_processors, processor, relax};
-pub use timer::{Timer, monotonic_ns};
+pub use timer::{Timer, coarse_monotonic_ns, monotonic_ns};
 pub use user::{ambiguous_uid_text, is_ambiguous_uid, own_uid};
 pub use watch::Watch;

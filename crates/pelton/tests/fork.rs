@@ -13,10 +13,11 @@ use support::{TestDir, deadline, this_thread, wait_until_thread_polls};
 
 fn main() {
     type Case<F> = (&'static str, F);
-    let cases: [Case<fn(How)>; 11] = [
+    let cases: [Case<fn(How)>; 12] = [
         ("inherited_handles_return_forked_and_the_parents_work_on", inherited_handles_return_forked),
         ("an_inherited_message_or_reservation_does_nothing", inherited_parts_do_nothing),
         ("a_held_message_that_a_child_drops_keeps_its_receivers_role", a_dropped_held_message_keeps_the_role),
+        ("an_inherited_delivery_releases_nothing", an_inherited_delivery_releases_nothing),
         ("inherited_handles_of_every_kind_return_forked_and_close_nothing", handles_of_every_kind),
         ("an_inherited_opening_returns_forked_and_the_parents_continues", an_inherited_opening),
         ("a_sender_that_waits_in_another_thread_is_not_disturbed", during_a_send_that_waits),
@@ -314,6 +315,22 @@ fn a_dropped_held_message_keeps_the_role(how: How) {
     assert!(matches!(Options::new().open_receiver(&path), Err(Error::RoleTaken { .. })));
     assert_eq!(*held.take().unwrap(), *b"held");
     assert_eq!(*Options::new().open_receiver(&path).unwrap().receive().unwrap(), *b"held");
+}
+
+fn an_inherited_delivery_releases_nothing(how: How) {
+    let mut publisher = Options::new().capacity(65536).publisher().unwrap();
+    let mut subscriber = publisher.subscriber(&Options::new()).unwrap();
+    publisher.send(&[1; 100]).unwrap();
+    publisher.send(&[2; 100]).unwrap();
+    {
+        let mut delivery = Some(subscriber.receive().unwrap());
+        Forked::new(how, || drop(delivery.take())).wait();
+        assert_eq!(publisher.subscribers()[0].behind, 2, "the child released its parent's message");
+        assert_eq!(*delivery.take().unwrap(), [1; 100]);
+    }
+    assert_eq!(publisher.subscribers()[0].behind, 1);
+    assert_eq!(*subscriber.receive().unwrap(), [2; 100]);
+    assert!(publisher.wait_released_until(deadline()).unwrap());
 }
 
 fn parts_do_nothing(how: How, mut sender: Sender, mut receiver: Receiver) {

@@ -132,7 +132,7 @@ pub(crate) async fn new_subscriber(handshake: Handshake, options: &Settings) -> 
     handshake.greet(Role::Subscriber, false, false, || Ok(handshake.takes)).await?;
     let own_doorbell = handshake.doorbell_for_peer(&own)?;
     let (packet, [page_fd, doorbell_fd, data_fd]) = handshake.receive::<3>(PRODUCER).await?;
-    handshake.check_size(&packet, handshake.limited(handshake.takes))?;
+    handshake.check_size(Role::Publisher, &packet, handshake.limited(handshake.takes))?;
     if !capacity_is_valid(packet.capacity) {
         return Err(handshake.refuse(format!("the lane has a capacity of {} bytes, which cannot be", packet.capacity)));
     }

@@ -16,9 +16,11 @@ use core::sync::atomic::Ordering::Relaxed;
 /// guess: twice in a row is rare. Without a bound, a hostile producer could keep it here.
 const KEPT_TRIES: u32 = 10_000;
 
-/// How often a consumer of the newest message copies again because a newer one has come and needed its space. A guess:
-/// once is rare. Without a bound, a hostile producer could keep it here.
-const LATEST_TRIES: u32 = 1000;
+/// The most messages that a consumer passes over in a lane of this capacity when it joins: those between two waypoints.
+/// With more, a hostile producer could keep it busy.
+fn skip_max(capacity: u64) -> u64 {
+    capacity / 256 / 8 + 1
+}
 
 /// What [`BroadcastConsumer::copy`] has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +28,7 @@ pub enum Copied {
     /// The next message, whose payload is in the buffer.
     Message,
     /// The producer has passed this consumer, which missed so many messages. The next one is the oldest that the lane
-    /// still has.
+    /// still has. For *latest* always 0: the newest message was overwritten during the copy, and there is a newer one.
     Missed(u64),
 }
 
@@ -82,8 +84,8 @@ impl BroadcastConsumer {
         if slot as usize >= CURSORS_MAX || !is_number {
             return Err(LaneError::Corrupt { what: "slot or number", found: slot.into(), wanted: place.seq.into() });
         }
-        if skip > memory.data.capacity() / 8 {
-            let wanted = memory.data.capacity() / 8;
+        let wanted = skip_max(memory.data.capacity());
+        if skip > wanted {
             return Err(LaneError::Corrupt { what: "messages to pass over", found: skip, wanted });
         }
         let consumer = BroadcastConsumer {
@@ -286,49 +288,42 @@ impl BroadcastConsumer {
 
     fn copy_latest(&mut self, buffer: &mut Vec<u8>) -> Result<Option<Copied>, LaneError> {
         let capacity = self.data.capacity();
-        let mut tries = 0;
-        loop {
-            tries += 1;
-            let word = self.producer().last.load(LAST.load()); // [last]
-            // 0: no message since the first consumer of this policy joined, and none before that was still there.
-            if word == 0 {
-                return Ok(None);
-            }
-            let last = Position::unpack(word);
-            last.check("last", capacity)?;
-            let (kept, place) = self.kept_and_place()?;
-            // `kept` is at most the number after the newest. A distance that no lane has is -1: the producer needed
-            // that message's space.
-            let ahead = last.since(place);
-            if ahead <= capacity / 8 {
-                let number = kept + ahead;
-                if number < self.number {
-                    return Ok(None);
-                }
-                let found = record_at(&self.data, self.bytes_max, last);
-                if let Ok(Some((record, _))) = &found {
-                    self.data.copy_out_racing(record.offset + 8, record.bytes, buffer);
-                }
-                if self.producer().kept_after_reading() <= number {
-                    let Some((record, _)) = found? else {
-                        return Err(LaneError::Corrupt { what: "last", found: word, wanted: number });
-                    };
-                    self.missed += number - self.number;
-                    self.number = number + 1;
-                    self.messages += 1;
-                    self.bytes += record.bytes;
-                    self.store_counters();
-                    return Ok(Some(Copied::Message));
-                }
-            }
-            // A message that was overwritten is followed by another one, which `last` may show already.
-            let is_newest = self.producer().last.load(Relaxed) == word;
-            if is_newest || tries == LATEST_TRIES {
-                return Ok(None);
-            }
-            #[cfg(loom)]
-            loom::thread::yield_now();
+        let word = self.producer().last.load(LAST.load()); // [last]
+        // 0: no message since the first consumer of this policy joined, and none before that was still there.
+        if word == 0 {
+            return Ok(None);
         }
+        let last = Position::unpack(word);
+        last.check("last", capacity)?;
+        let (kept, place) = self.kept_and_place()?;
+        // `kept` is at most the number after the newest. A distance that no lane has is -1: the producer needed that
+        // message's space.
+        let ahead = last.since(place);
+        let is_newest = || self.producer().last.load(Relaxed) == word;
+        // If this side was stopped between the two loads, the distance may be that of a later lap of the seqs.
+        if is_newest() && ahead <= capacity / 8 {
+            let (number, next) = (kept + ahead, self.number());
+            if number < next {
+                return Ok(None);
+            }
+            let found = record_at(&self.data, self.bytes_max, last);
+            if let Ok(Some((record, _))) = &found {
+                self.data.copy_out_racing(record.offset + 8, record.bytes, buffer);
+            }
+            if self.producer().kept_after_reading() <= number {
+                let Some((record, _)) = found? else {
+                    return Err(LaneError::Corrupt { what: "last", found: word, wanted: number });
+                };
+                self.missed += number - next;
+                (self.number, self.skip) = (number + 1, 0);
+                self.messages += 1;
+                self.bytes += record.bytes;
+                self.store_counters();
+                return Ok(Some(Copied::Message));
+            }
+        }
+        // A message that was overwritten is followed by another one, which `last` may show already.
+        Ok(if is_newest() { None } else { Some(Copied::Missed(0)) })
     }
 
     /// Whether a message may be there: a cheap hint for a spinning caller.
@@ -424,7 +419,14 @@ impl BroadcastConsumer {
 
     /// The number of the next message, or for *latest* the number after the newest one received.
     pub fn number(&self) -> u64 {
-        self.number
+        self.number + self.skip
+    }
+
+    /// Whether it has moved past messages without taking them since its last release. When there is no message, release
+    /// them: otherwise the producer may wait for a consumer that waits for it.
+    pub fn has_passed(&self) -> bool {
+        // Relaxed: only this side stores it.
+        self.page().number.load(Relaxed) != self.number
     }
 
     /// Its slot.

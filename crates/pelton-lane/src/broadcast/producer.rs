@@ -17,6 +17,10 @@ use core::sync::atomic::Ordering::Relaxed;
 /// at most this much too little, and a full lane of 64 MiB has 4,096 of them.
 const WAYPOINT_BYTES: u64 = 16 * 1024;
 
+/// How often the producer arms again because another consumer has become the slowest meanwhile. A guess: once is rare.
+/// Without a bound, consumers that overtake each other could keep it here.
+const ARM_TRIES: u32 = 8;
+
 /// The producer's page and the data of one broadcast lane. The caller maps them.
 #[derive(Clone, Copy, Debug)]
 pub struct BroadcastMemory {
@@ -235,7 +239,7 @@ impl BroadcastProducer {
         let join = self.joins;
         let oldest = self.waypoints[0];
         let (number, place, skip) = match from {
-            StartFrom::Now => (self.number, self.inner.tail(), 0),
+            StartFrom::Now | StartFrom::Last(0) => (self.number, self.inner.tail(), 0),
             StartFrom::Oldest => (oldest.number, oldest.place, 0),
             StartFrom::Last(messages) => {
                 let first = self.number.saturating_sub(messages).max(oldest.number);
@@ -338,11 +342,13 @@ impl BroadcastProducer {
         self.note_waypoint();
         // While the message fits in the window, the producer needs no cursor.
         if !self.inner.fits_in_window(bytes) {
+            self.load_cursors();
             self.keep_for(true);
         }
         let mut space = self.inner.try_reserve(bytes)?;
         if space.is_none() {
             // Only consumers that gate may hold the producer up.
+            self.load_cursors();
             self.keep_for(false);
             space = self.inner.try_reserve(bytes)?;
         }
@@ -373,21 +379,23 @@ impl BroadcastProducer {
         self.waypoints.get(after).map_or(self.number, |waypoint| waypoint.number)
     }
 
-    /// Loads the cursors and moves `kept` to the oldest message that counts. `lenient`: history and consumers that lag
-    /// count too, within their slack.
+    /// Moves `kept` to the oldest message that counts, by the cursors as last loaded. `lenient`: history and consumers
+    /// that lag count too, within their slack.
     fn keep_for(&mut self, lenient: bool) {
-        self.load_cursors();
         let mut oldest = self.number;
+        let half = self.newer_than(self.inner.capacity() / 2);
         if lenient {
             // A consumer of the newest message finds it until a later one needs its space.
             let history = self.history.max(u64::from(self.latest > 0));
-            oldest = self.number.saturating_sub(history).max(self.newer_than(self.inner.capacity() / 2)).min(oldest);
+            oldest = self.number.saturating_sub(history).max(half).min(oldest);
         }
+        // For consumers that lag too: otherwise a producer of messages larger than their slack passes them each time.
+        let newest = (self.number - 1).max(half);
         for slot in self.slots.iter().filter(|slot| slot.lost.is_none()) {
             let counted = match slot.policy {
                 _ if slot.gates() => slot.seen,
                 Policy::Lag { slack } | Policy::GateUntil { slack, .. } if lenient => {
-                    slot.seen.max(self.newer_than(slack))
+                    slot.seen.max(self.newer_than(slack).min(newest))
                 }
                 _ => continue,
             };
@@ -523,35 +531,64 @@ impl BroadcastProducer {
     }
 
     /// Announces a sleep until the lane has space for a message of `bytes`, or, for `None`, until no consumer that
-    /// gates has unreleased messages. Returns whether to sleep; false: the condition already holds. `barrier` as for
-    /// [`crate::Sleeper::arm`].
-    pub fn arm(&mut self, bytes: Option<u64>, barrier: impl FnOnce()) -> bool {
-        self.keep_for(false);
-        let Some(holder) = self.holder() else { return false };
-        // As in a plain lane: half of what it has to release. Only the slowest consumer rings, as the others' releases
-        // give no space.
-        let depth = self.number - holder.number;
-        let wanted = if bytes.is_some() { depth.div_ceil(2) } else { depth };
-        // Relaxed for both: the barrier below orders them. [sleep]
-        self.page().holder.store(holder.slot, Relaxed);
-        failpoint("broadcast arms: holder");
-        self.page().producer.room_seq.store(holder.number + wanted, Relaxed);
-        failpoint("broadcast arms: room_seq");
-        self.inner.sleeper().arm(barrier);
-        self.keep_for(false);
-        let ready = self.holder().is_none_or(|now| now.slot != holder.slot)
-            || match bytes {
-                Some(bytes) => self.inner.has_space(bytes),
-                None => false,
-            };
-        if ready {
-            self.inner.disarm();
-        } else {
-            let sleeps = &self.page().producer.sleeps;
-            // Relaxed: a statistic.
-            sleeps.store(sleeps.load(Relaxed).wrapping_add(1), Relaxed);
+    /// gates has unreleased messages. Returns whether to sleep; false: the condition already holds, or the consumers
+    /// overtake each other so often that the caller has to try again. `barrier` as for [`crate::Sleeper::arm`]; it may
+    /// run several times.
+    pub fn arm(&mut self, bytes: Option<u64>, mut barrier: impl FnMut()) -> bool {
+        for _ in 0..ARM_TRIES {
+            if self.is_ready(bytes) {
+                break;
+            }
+            let Some(holder) = self.holder() else { break };
+            // As in a plain lane: half of what it has to release. Only the slowest consumer rings, as the others'
+            // releases give no space.
+            let depth = self.number - holder.number;
+            let wanted = if bytes.is_some() { depth.div_ceil(2) } else { depth };
+            // Relaxed for both: the barrier below orders them. [sleep]
+            self.page().holder.store(holder.slot, Relaxed);
+            failpoint("broadcast arms: holder");
+            self.page().producer.room_seq.store(holder.number + wanted, Relaxed);
+            failpoint("broadcast arms: room_seq");
+            self.inner.sleeper().arm(&mut barrier);
+            if self.is_ready(bytes) {
+                break;
+            }
+            // If another one is the slowest now, this one may never ring.
+            if self.holder().is_some_and(|now| now.slot == holder.slot) {
+                let sleeps = &self.page().producer.sleeps;
+                // Relaxed: a statistic.
+                sleeps.store(sleeps.load(Relaxed).wrapping_add(1), Relaxed);
+                return true;
+            }
         }
-        !ready
+        self.inner.disarm();
+        false
+    }
+
+    /// Whether there is space for a message of `bytes`, or, for `None`, no consumer that gates has unreleased messages.
+    fn is_ready(&mut self, bytes: Option<u64>) -> bool {
+        let Some(bytes) = bytes else { return self.is_released() };
+        // As a reservation does: history and consumers that lag lose nothing as long as there is space.
+        let mut has_space = self.inner.has_space(bytes);
+        if !has_space {
+            self.load_cursors();
+            has_space = [true, false].into_iter().any(|lenient| {
+                self.keep_for(lenient);
+                self.inner.has_space(bytes)
+            });
+        }
+        self.end_fast_path();
+        has_space
+    }
+
+    /// The next reservation takes the slow path, which notes waypoints and finds space that consumers have released.
+    pub fn end_fast_path(&mut self) {
+        self.inner.shorten_fast_path(0);
+    }
+
+    /// Whether a sleep is announced.
+    pub fn is_armed(&self) -> bool {
+        self.inner.is_armed()
     }
 
     /// Counts a send that found no free space and will wait.

@@ -417,6 +417,85 @@ fn each_sleeper_is_rung_once_and_only_the_holder_rings_the_producer() {
     assert_ne!(producer.holder().unwrap().slot, 1);
 }
 
+/// With space, a producer that arms gives up nothing that history and consumers that lag may still want.
+#[test]
+fn arming_gives_up_no_message_as_long_as_there_is_space() {
+    let lane = Broadcast::new(4096);
+    let mut producer = lane.producer();
+    producer.set_history(10);
+    let mut latest = lane.join(&mut producer, Policy::Latest, StartFrom::Now);
+    let mut lagging = lane.join(&mut producer, LAG, StartFrom::Now);
+    let mut buffer = Vec::new();
+    for number in 0..5 {
+        assert!(publish(&mut producer, &payload(number, 100)).is_some());
+        assert!(!producer.arm(Some(100), || panic!("there is space")));
+        assert_eq!(latest.copy(&mut buffer), Ok(Some(Copied::Message)));
+        assert_eq!(buffer, payload(number, 100));
+    }
+    let mut gating = lane.join(&mut producer, Policy::Gate, StartFrom::Oldest);
+    assert_eq!(gating.number(), 1, "the history is there");
+    assert!(receive(&mut gating).is_some());
+    assert!(producer.arm(None, || {}));
+    for number in 0..5 {
+        assert_eq!(lagging.copy(&mut buffer), Ok(Some(Copied::Message)));
+        assert_eq!(buffer, payload(number, 100));
+    }
+}
+
+/// A consumer that lags finds its slack also after the producer has armed: waypoints continue to be noted.
+#[test]
+fn arming_leaves_no_gap_between_waypoints() {
+    let lane = Broadcast::new(1 << 16);
+    let mut producer = lane.producer();
+    let mut lagging = lane.join(&mut producer, LAG, StartFrom::Now);
+    let mut count = 0;
+    assert!(!producer.arm(Some(100), || panic!("there is space")));
+    while producer.kept() == 1 {
+        assert!(publish(&mut producer, &payload(count, 100)).is_some());
+        count += 1;
+    }
+    let mut buffer = Vec::new();
+    let Some(Copied::Missed(missed)) = lagging.copy(&mut buffer).unwrap() else { panic!("it was passed") };
+    assert!(count - missed >= 1024 / record_bytes(100), "its slack is there: {missed} of {count}");
+}
+
+/// The consumer that was the slowest goes on during the barrier: another one has to ring.
+#[test]
+fn arming_finds_the_slowest_consumer_after_its_barrier() {
+    let lane = Broadcast::new(4096);
+    let mut producer = lane.producer();
+    let mut first = lane.join(&mut producer, Policy::Gate, StartFrom::Now);
+    let mut second = lane.join(&mut producer, Policy::Gate, StartFrom::Now);
+    while publish(&mut producer, &[7; 500]).is_some() {}
+    for bytes in [Some(2000), None] {
+        let mut barriers = 0;
+        assert!(producer.arm(bytes, || {
+            barriers += 1;
+            if barriers == 1 {
+                assert!(receive(&mut first).is_some());
+            }
+        }));
+        assert_eq!((barriers, producer.holder().unwrap().slot), (2, second.slot()));
+        let mut rings = 0;
+        while let Some(record) = second.peek().unwrap() {
+            second.take(&record);
+            rings += u32::from(second.release() == Wake::Ring);
+        }
+        assert_eq!(rings, 1, "{bytes:?}");
+        producer.disarm();
+        while receive(&mut first).is_some() {}
+        while publish(&mut producer, &[7; 500]).is_some() {}
+    }
+    // If they overtake each other each time, the producer does not stay here.
+    let mut turn = 0;
+    assert!(!producer.arm(None, || {
+        turn += 1;
+        let _ = receive(if turn % 2 == 1 { &mut first } else { &mut second });
+        let _ = receive(if turn % 2 == 1 { &mut first } else { &mut second });
+    }));
+    assert!(turn > 1);
+}
+
 #[test]
 fn a_consumer_without_membarrier_makes_the_producer_fence() {
     let lane = Broadcast::new(4096);
@@ -662,9 +741,9 @@ fn a_false_joining_is_refused() {
         // SAFETY: as above; no other consumer of this page is used.
         unsafe { BroadcastConsumer::attach(lane.memory, NonNull::from(&page), LAG, joined, 2000, true) }.map(|_| ())
     };
-    assert!(attached(Joined { skip: 512, ..joined }).is_ok());
+    assert!(attached(Joined { skip: 3, ..joined }).is_ok());
     for joined in [
-        Joined { skip: 513, ..joined },
+        Joined { skip: 4, ..joined },
         Joined { skip: u64::MAX, ..joined },
         Joined { slot: 64, ..joined },
         Joined { number: 2, ..joined },
@@ -675,6 +754,69 @@ fn a_false_joining_is_refused() {
     }
     assert!(matches!(producer.try_reserve(u64::MAX), Err(LaneError::TooLarge { .. })));
     assert!(matches!(producer.try_reserve(u64::MAX - 20), Err(LaneError::TooLarge { .. })));
+}
+
+#[test]
+fn a_consumer_that_joins_with_the_last_messages_misses_none_of_those_before() {
+    let lane = Broadcast::new(1 << 20);
+    let mut producer = lane.producer();
+    for number in 0..300 {
+        assert!(publish(&mut producer, &payload(number, 40)).is_some());
+    }
+    let mut buffer = Vec::new();
+    // Waypoints are 4096 bytes apart.
+    for (last, next) in [(0, 301), (1, 300), (2, 299), (20, 281), (300, 1)] {
+        let mut latest = lane.join(&mut producer, Policy::Latest, StartFrom::Last(last));
+        let gating = lane.join(&mut producer, Policy::Gate, StartFrom::Last(last));
+        assert_eq!((latest.number(), gating.number()), (next, next));
+        let found = latest.copy(&mut buffer).unwrap();
+        assert_eq!((found.is_some(), latest.missed(), latest.number()), (last > 0, last.saturating_sub(1), 301));
+        // With none, the consumer has nothing to release that the producer would wait for.
+        assert_eq!(producer.is_released(), last == 0);
+        producer.remove(gating.join());
+        producer.remove(latest.join());
+    }
+}
+
+/// It has passed over all messages, and says so: the producer may wait for that.
+#[test]
+fn a_consumer_that_has_passed_over_all_messages_releases_them() {
+    let lane = Broadcast::new(4096);
+    let mut producer = lane.producer();
+    let mut stopped = lane.join(&mut producer, STOPPED, StartFrom::Now);
+    while publish(&mut producer, &[7; 1000]).is_some() {}
+    producer.let_lag(stopped.join());
+    while producer.kept() < producer.number() {
+        assert!(publish(&mut producer, &[7; 1800]).is_some() && producer.number() < 1000);
+        // A message for which only an empty lane has space.
+        let _ = producer.try_reserve(2000).unwrap();
+    }
+    let mut buffer = Vec::new();
+    assert!(!stopped.has_passed());
+    assert_eq!(stopped.copy(&mut buffer), Ok(Some(Copied::Missed(producer.number() - 1))));
+    assert_eq!(stopped.copy(&mut buffer), Ok(None));
+    assert!(stopped.has_passed() && producer.lags(stopped.join()));
+    let _ = stopped.release();
+    assert!(!stopped.has_passed() && producer.is_released());
+    assert!(!producer.lags(stopped.join()), "it has caught up");
+}
+
+/// Frames are larger than the slack: each one is there until the next one is complete.
+#[test]
+fn a_consumer_that_lags_finds_the_newest_message_though_it_is_larger_than_its_slack() {
+    let lane = Broadcast::new(1 << 16);
+    let mut producer = lane.producer();
+    producer.set_window(4096);
+    let mut lagging = lane.join(&mut producer, LAG, StartFrom::Now);
+    let mut buffer = Vec::new();
+    assert!(publish(&mut producer, &payload(0, 5000)).is_some());
+    for number in 0..100 {
+        let space = producer.try_reserve(5000).unwrap().unwrap();
+        assert_eq!(lagging.copy(&mut buffer), Ok(Some(Copied::Message)));
+        assert_eq!(buffer, payload(number, 5000));
+        producer.copy_in(space, &payload(number + 1, 5000));
+        assert_eq!(producer.commit(space, 5000), 0);
+    }
 }
 
 /// The seq of an old message comes round; it must not be taken for the newest.

@@ -315,6 +315,43 @@ fn fence_a_waiting_producer_is_rung_by_its_holder_without_membarrier() {
     waiting_producer(true, false);
 }
 
+/// [sleep], producer: a holder that never moves lags after the producer has armed. The next slowest rings.
+#[test]
+fn light_heavy_a_producer_whose_holder_begins_to_lag_is_rung_by_the_next_one() {
+    sleep_model(2, true, move || {
+        let lane = Lane::new([Policy::GateUntil { slack: 0, lag_after_ns: 1 }, Policy::Gate]);
+        let mut producer = lane.producer(true);
+        let doorbell = Doorbell::new();
+        let [stopped, mut consumer] = [0, 1].map(|cursor| lane.join(&mut producer, cursor, true));
+        for n in 1..=3u8 {
+            assert!(publish(&mut producer, &[n; 32]).is_some());
+        }
+        let sender = thread::spawn({
+            let doorbell = doorbell.clone();
+            move || {
+                while publish(&mut producer, &[4; 32]).is_none() {
+                    while producer.arm(Some(32), heavy) {
+                        if !producer.lags(stopped.join()) {
+                            producer.let_lag(stopped.join());
+                        }
+                        if producer.is_armed() {
+                            doorbell.wait();
+                            break;
+                        }
+                    }
+                    producer.disarm();
+                }
+            }
+        });
+        for n in 1..=3u8 {
+            if receive(&mut consumer, &[n; 32]).unwrap() == Wake::Ring {
+                doorbell.ring();
+            }
+        }
+        sender.join().unwrap();
+    });
+}
+
 /// [fenced]: messages published before the producer began to fence are visible to a consumer that relies on its fences.
 #[test]
 fn fenced_an_unfenced_message_is_visible_to_a_consumer_that_relies_on_fences() {

@@ -138,6 +138,7 @@ impl AsyncSubscriber {
         // A publisher that is always faster must not keep this task's thread from the others.
         ::tokio::task::coop::consume_budget().await;
         while !self.0.get_mut().has_message()? {
+            ::tokio::task::coop::consume_budget().await;
             if self.0.get_mut().arm()?.is_waiting() {
                 let mut readable =
                     self.0.readable_mut().await.map_err(Error::system("waiting in the Tokio runtime"))?;
