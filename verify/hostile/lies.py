@@ -144,7 +144,7 @@ row(
 for version in (0, WIRE_VERSION - 1, WIRE_VERSION + 1, 0xFFFFFFFF):
     row(f"HELLO of wire version {version}", ALL, "HELLO", refused("wire version"), lie={"HELLO": fields(wire_version=version)})
 row("HELLO of another layout", ALL, "HELLO", refused("wire version"), lie={"HELLO": fields(layout_signature=LAYOUT_SIGNATURE ^ 1)})
-for role in (0, 5, 0xFFFFFFFF):
+for role in (0, 7, 0xFFFFFFFF):
     row(f"HELLO of role {role}", ALL, "HELLO", refused("role"), lie={"HELLO": fields(role=role)})
 row("HELLO of the victim's own role", ALL, "HELLO", refused("both"), lie={"HELLO": lambda peer, packet, fds: packet.update(role=(packet["role"] - 1 ^ 1) + 1)})
 row("HELLO of the other pair of roles", ALL, "HELLO", refused("wants"), lie={"HELLO": lambda peer, packet, fds: packet.update(role=packet["role"] - 1 ^ 2 | 1)})
