@@ -180,8 +180,8 @@ impl Status {
         self.connections().total().saturating_sub(1)
     }
 
-    /// Messages, bytes and seconds between what is sent and what is carried. Of a channel, what waits in it; of a
-    /// stream, what is behind the last message read, with bytes by the mean of the messages so far. The seconds
+    /// The lag in messages, bytes and seconds. Of a channel, its unreleased messages; of a stream, those
+    /// behind the last message read, with bytes by the mean of the messages so far. The seconds
     /// outwards are since the bridge last found the channel empty; inwards, since the last message read was stored.
     fn lag(&self, channels: &[Channel]) -> (u64, u64, f64) {
         let (messages, bytes) = match self.kind {
