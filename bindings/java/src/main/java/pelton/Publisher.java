@@ -42,7 +42,7 @@ public final class Publisher extends Handle {
         return open(name, PublisherOptions.DEFAULTS);
     }
 
-    /** Publishes to threads of this process alone, which get their subscribers by {@link #subscriber}. Does not wait. */
+    /** Publishes to threads of this process alone: {@link #subscriber} creates their subscribers. Does not wait. */
     public static Publisher ofThreads(PublisherOptions options) {
         return new Publisher(open(Native.PUBLISHER_OPEN, null, options::toNative));
     }
