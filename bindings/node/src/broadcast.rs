@@ -188,8 +188,9 @@ impl Subscriber {
     }
 }
 
-/// Copies the next message to `space`, its size to `size`, and its number to `numbers`, with how many were missed before
-/// it, and in all. Returns 1; -1 if there is none; of one that does not fit, -2 less its bytes, and it stays the next.
+/// Copies the next message to `space`, its size to `size`, and its number to `numbers`, with how many were missed
+/// before it, and in all. Returns 1; -1 if there is none; of one that does not fit, -2 less its bytes, and it stays the
+/// next.
 fn read_one(
     subscriber: &mut pelton::Subscriber,
     space: &mut [u8],

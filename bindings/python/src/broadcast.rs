@@ -48,10 +48,10 @@ pub fn seconds(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Duration> {
 ///
 /// Up to 64 subscribers receive each message, which is in memory once. They join, and their ends are noticed, within
 /// this publisher's calls: `send` does that if 10 ms have passed since the last time. A publisher that sends rarely
-/// calls `admit` when `fileno()` is readable. Closing it, also by `with`: each subscriber receives what the lane has for
-/// it, and then the end. The end of a subscriber is no error. Where a method waits, `timeout` is in seconds; None is no
-/// limit, 0 is not to wait. A wait ends for Ctrl-C within 50 ms. Every method may raise `Forked` in a forked child;
-/// `ClosedHandle`; `Busy` while another thread waits in it.
+/// calls `admit` when `fileno()` is readable. After a close, also by `with`, each subscriber receives what the lane has
+/// for it, and then the end. The end of a subscriber is no error. Where a method waits, `timeout` is in seconds; None
+/// is no limit, 0 is not to wait. A wait ends for Ctrl-C within 50 ms. Every method may raise `Forked` in a forked
+/// child; `ClosedHandle`; `Busy` while another thread waits in it.
 ///
 /// Example:
 ///     with pelton.publish("prices", history=100) as publisher:
@@ -305,7 +305,7 @@ fn checked(py: Python<'_>, options: Options, given: Option<&Bound<'_, PyDict>>) 
 
 /// A receiving endpoint of a broadcast. One thread at a time.
 ///
-/// `for delivery in subscriber` gives each `Delivery` until the publisher has closed. Closing it, also by `with`, leaves
+/// `for delivery in subscriber` gives each `Delivery` until the publisher has closed. A close, also by `with`, leaves
 /// the broadcast. Where a method waits, `timeout` is in seconds; None is no limit, 0 is not to wait. A wait ends for
 /// Ctrl-C within 50 ms. After the last message every method that receives raises `Closed` if the publisher has closed,
 /// and `PeerDied` if its process ended otherwise. Besides: `Corrupt`, `Forked`, `ClosedHandle`, `Busy` while another
@@ -367,8 +367,8 @@ impl Subscriber {
     /// Subscribes to the publisher under `name`: a short name, or `unix:PATH`.
     ///
     /// `policy` is what the publisher does when this subscriber falls behind. With "gate" it waits: nothing is lost;
-    /// with `lag_after` for so many seconds, then the subscriber lags until it has caught up. With "lag" it goes on, and
-    /// messages are missed, and counted: `slack` is by how many bytes the subscriber may be behind before (256 KiB).
+    /// with `lag_after` for so many seconds, then the subscriber lags until it has caught up. With "lag" it goes on:
+    /// messages are missed, and counted; `slack` is by how many bytes the subscriber may be behind before (256 KiB).
     /// With "latest" the subscriber receives the newest message only. `start_from` is the first message: "now",
     /// "oldest", or a number of messages before now. `timeout` is how long to wait for a publisher; 0, the default,
     /// fails immediately. `message_bytes_max` is the largest message that it accepts: of another user 1 MiB. Raises
