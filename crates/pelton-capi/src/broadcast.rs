@@ -4,7 +4,6 @@ use crate::c::{Bytes, Info, New, Options, Out, OutArray, Text, check_size, sized
 use crate::code::{self, Answer, armed, done, found, is_done, sent};
 use crate::entries::entries;
 use crate::handle::{Handle, Kind, Object, State};
-use crate::opening::Opening;
 use crate::options::{self, PublisherOptions, SubscriberOptions};
 use crate::receiver::numbers;
 use pelton::raw::Record;
@@ -31,7 +30,7 @@ pub struct Subscriber {
 }
 
 impl Subscriber {
-    fn new(broadcast: pelton::Subscriber) -> Subscriber {
+    pub fn new(broadcast: pelton::Subscriber) -> Subscriber {
         Subscriber { broadcast, received: None }
     }
 
@@ -303,28 +302,6 @@ entries! {
 }
 
 entries! {
-    fn pelton_subscriber_open(name: Text, options: Options<SubscriberOptions>, out: New<Subscriber>) {
-        let options = options.build(&options::SUBSCRIBER)?;
-        out.give(Subscriber::new(done(options.connect_subscriber(text(name)?))?))
-    }
-
-    fn pelton_subscriber_open_start(
-        name: Text,
-        options: Options<SubscriberOptions>,
-        out: New<Opening<Subscriber>>,
-    ) {
-        let options = options.build(&options::SUBSCRIBER)?;
-        out.give(Opening::new(done(options.start_connect_subscriber(text(name)?))?))
-    }
-
-    fn pelton_subscriber_opening_fd(opening: &mut Opening<Subscriber>) {
-        Ok(opening.fd())
-    }
-
-    fn pelton_subscriber_opening_finish(opening: &mut Opening<Subscriber>, out: New<Subscriber>) {
-        out.give(Subscriber::new(opening.finish()?))
-    }
-
     fn pelton_subscriber_receive(subscriber: &mut Subscriber, deadline_ns: Deadline, out: Out<CDelivery>)
     fast { receive_fast(subscriber, out) }
     {

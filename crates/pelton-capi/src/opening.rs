@@ -5,7 +5,7 @@ use crate::c::{New, Options, Text, text};
 use crate::code::{self, Answer, done, found};
 use crate::entries::entries;
 use crate::handle::{Kind, Object};
-use crate::options::{self, ChannelOptions};
+use crate::options::{self, ChannelOptions, SubscriberOptions};
 use crate::receiver::Receiver;
 use crate::sender::Sender;
 use pelton::{Deadline, Listener};
@@ -143,6 +143,30 @@ entries! {
         let (sender, receiver) = done(options.build(&options::THREADS)?.threads())?;
         out_sender.give(Sender::new(sender))?;
         out_receiver.give(Receiver::new(receiver))
+    }
+}
+
+entries! {
+    fn pelton_subscriber_open(name: Text, options: Options<SubscriberOptions>, out: New<Subscriber>) {
+        let options = options.build(&options::SUBSCRIBER)?;
+        out.give(Subscriber::new(done(options.connect_subscriber(text(name)?))?))
+    }
+
+    fn pelton_subscriber_open_start(
+        name: Text,
+        options: Options<SubscriberOptions>,
+        out: New<Opening<Subscriber>>,
+    ) {
+        let options = options.build(&options::SUBSCRIBER)?;
+        out.give(Opening::new(done(options.start_connect_subscriber(text(name)?))?))
+    }
+
+    fn pelton_subscriber_opening_fd(opening: &mut Opening<Subscriber>) {
+        Ok(opening.fd())
+    }
+
+    fn pelton_subscriber_opening_finish(opening: &mut Opening<Subscriber>, out: New<Subscriber>) {
+        out.give(Subscriber::new(opening.finish()?))
     }
 }
 
