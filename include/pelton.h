@@ -2,10 +2,11 @@
  *
  * Linux 5.10 or later, 64-bit, little-endian; C11 or C++17. This header includes one header for each verb:
  *
- *   pelton/channel.h   send     messages of any size to another thread or process; many senders, one receiver
- *   pelton/call.h      call     a service in another process, in any language, and await its reply
- *   pelton/flush.h     flush    whole buffers of messages to a file or a function; record files
- *   pelton/file.h      file     read and write files without blocking an event loop
+ *   pelton/channel.h     send     messages of any size to another thread or process; many senders, one receiver
+ *   pelton/broadcast.h   publish  each message to many subscribers, which read it in place
+ *   pelton/call.h        call     a service in another process, in any language, and await its reply
+ *   pelton/flush.h       flush    whole buffers of messages to a file or a function; record files
+ *   pelton/file.h        file     read and write files without blocking an event loop
  *
  * and pelton/result.h with what all of them share: codes, deadlines, the library's version.
  *
@@ -54,8 +55,8 @@
  * now. Functions without that parameter do not wait, unless their comment says so. A signal does not end a wait: a
  * program that needs that uses its own event loop.
  *
- * EVENT LOOPS. A sender, receiver, client, service and engine has one descriptor (pelton_OBJECT_fd) for poll, epoll,
- * io_uring or libuv; poll it for reading, level-triggered. Then:
+ * EVENT LOOPS. A sender, receiver, publisher, subscriber, client, service and engine has one descriptor
+ * (pelton_OBJECT_fd) for poll, epoll, io_uring or libuv; poll it for reading, level-triggered. Then:
  *   1. Take everything with PELTON_NO_WAIT, until PELTON_AGAIN.
  *   2. Optionally, pelton_OBJECT_poll busy-polls for some microseconds; PELTON_OK: go to 1. It is worth its time where
  *      replies or messages usually arrive within the cost of a sleep, and it adapts: it polls less after failures.
@@ -88,6 +89,7 @@
 
 #include <pelton/result.h>
 #include <pelton/channel.h>
+#include <pelton/broadcast.h>
 #include <pelton/call.h>
 #include <pelton/flush.h>
 #include <pelton/file.h>

@@ -260,6 +260,8 @@ template <typename C> struct options : C {
 
 using channel_options = detail::options<pelton_channel_options>;
 using gather_options = detail::options<pelton_gather_options>;
+using publisher_options = detail::options<pelton_publisher_options>;
+using subscriber_options = detail::options<pelton_subscriber_options>;
 using client_options = detail::options<pelton_client_options>;
 using service_options = detail::options<pelton_service_options>;
 using record_file_options = detail::options<pelton_record_file_options>;
@@ -622,6 +624,92 @@ struct channel {
     if (int code = pelton_threads(&options, &sender, &receiver); code != PELTON_OK) return detail::failed(code);
     return channel{pelton::sender(sender), pelton::receiver(receiver)};
 }
+
+// ---- Broadcast ------------------------------------------------------------------------------------------------------
+//
+//     auto publisher = pelton::publisher::open("prices");         auto subscriber = pelton::subscriber::open("prices");
+//     (void)publisher->wait_subscribers(1);                       while (auto delivery = subscriber->receive())
+//     (void)publisher->send(pelton::as_bytes("17"));                  use(delivery->bytes(), delivery->missed());
+
+// A received message, released by the destructor.
+class delivery {
+public:
+    delivery(pelton_subscriber *subscriber, const pelton_delivery &received) noexcept
+        : subscriber_(subscriber), received_(received) {}
+    delivery(delivery &&) noexcept = default;
+    delivery &operator=(delivery &&) = delete;
+    pelton::bytes bytes() const noexcept { return bytes_of(received_); }
+    std::uint64_t number() const noexcept { return received_.number; }
+    std::uint64_t missed() const noexcept { return received_.missed; }
+    expected<void> release() noexcept { return detail::check(pelton_subscriber_release(subscriber_.release())); }
+
+private:
+    std::unique_ptr<pelton_subscriber, detail::calls<pelton_subscriber_release>> subscriber_;
+    pelton_delivery received_;
+};
+
+class subscriber : public handle<pelton_subscriber> {
+public:
+    using handle::handle;
+    using opening = pelton::opening<subscriber, pelton_subscriber_opening_fd, pelton_subscriber_opening_finish,
+                                    pelton_subscriber_opening>;
+
+    [[nodiscard]] static expected<subscriber> open(const char *name, const subscriber_options &options = {}) noexcept {
+        return detail::create<subscriber>(pelton_subscriber_open, name, &options);
+    }
+    [[nodiscard]] static expected<opening> open_start(const char *name,
+                                                      const subscriber_options &options = {}) noexcept {
+        return detail::create<opening>(pelton_subscriber_open_start, name, &options);
+    }
+    [[nodiscard]] expected<delivery> receive(deadline until = forever) noexcept {
+        pelton_delivery received;
+        if (int code = pelton_subscriber_receive(handle_.get(), until.ns(), &received); code != PELTON_OK)
+            return detail::failed(code);
+        return delivery(handle_.get(), received);
+    }
+    [[nodiscard]] expected<void> resume(deadline until = forever) noexcept {
+        return check(pelton_subscriber_resume, until.ns());
+    }
+    int fd() const noexcept { return pelton_subscriber_fd(handle_.get()); }
+    [[nodiscard]] expected<void> poll() noexcept { return check(pelton_subscriber_poll); }
+    [[nodiscard]] expected<readiness> arm() noexcept { return armed(pelton_subscriber_arm); }
+    expected<void> disarm() noexcept { return check(pelton_subscriber_disarm); }
+    expected<pelton_subscriber_info> info() noexcept {
+        return get_info<pelton_subscriber_info>(pelton_subscriber_get_info);
+    }
+};
+
+class publisher : public handle<pelton_publisher> {
+public:
+    using handle::handle;
+    // name may be nullptr: only threads of this process subscribe.
+    [[nodiscard]] static expected<publisher> open(const char *name, const publisher_options &options = {}) noexcept {
+        return detail::create<publisher>(pelton_publisher_open, name, &options);
+    }
+    [[nodiscard]] expected<pelton::subscriber> subscriber(const subscriber_options &options = {}) noexcept {
+        return create<pelton::subscriber>(pelton_publisher_subscriber, &options);
+    }
+    [[nodiscard]] expected<void> send(bytes message, deadline until = forever) noexcept {
+        return check(pelton_publisher_send, message.data(), message.size(), until.ns());
+    }
+    [[nodiscard]] expected<void> wait_subscribers(std::size_t count, deadline until = forever) noexcept {
+        return check(pelton_publisher_wait_subscribers, count, until.ns());
+    }
+    [[nodiscard]] expected<void> wait_released(deadline until = forever) noexcept {
+        return check(pelton_publisher_wait_released, until.ns());
+    }
+    // Returns how many it wrote to out: there are at most 64.
+    [[nodiscard]] expected<std::size_t> subscribers(span<pelton_subscriber_state> out) noexcept {
+        return get<std::size_t>(pelton_publisher_subscribers, out.data(), out.size());
+    }
+    int fd() const noexcept { return pelton_publisher_fd(handle_.get()); }
+    [[nodiscard]] expected<void> poll(std::size_t size) noexcept { return check(pelton_publisher_poll, size); }
+    [[nodiscard]] expected<readiness> arm(std::size_t size) noexcept { return armed(pelton_publisher_arm, size); }
+    expected<void> disarm() noexcept { return check(pelton_publisher_disarm); }
+    expected<pelton_publisher_info> info() noexcept {
+        return get_info<pelton_publisher_info>(pelton_publisher_get_info);
+    }
+};
 
 // ---- Calls ----------------------------------------------------------------------------------------------------------
 //

@@ -54,6 +54,10 @@ static int finish_receiver(pelton_uv_open_t *request) {
     return pelton_receiver_opening_finish((pelton_receiver_opening *)request->opening, &request->receiver);
 }
 
+static int finish_subscriber(pelton_uv_open_t *request) {
+    return pelton_subscriber_opening_finish((pelton_subscriber_opening *)request->opening, &request->subscriber);
+}
+
 static int finish_client(pelton_uv_open_t *request) {
     return pelton_client_opening_finish((pelton_client_opening *)request->opening, &request->client);
 }
@@ -104,6 +108,15 @@ int pelton_uv_receiver_open(uv_loop_t *loop, pelton_uv_open_t *request, const ch
     if (code != PELTON_OK) return code;
     *request = (pelton_uv_open_t){.data = request->data, .opening = opening, .finish = finish_receiver, .cb = cb};
     return start_open(loop, request, pelton_receiver_opening_fd(opening));
+}
+
+int pelton_uv_subscriber_open(uv_loop_t *loop, pelton_uv_open_t *request, const char *name,
+                              const pelton_subscriber_options *options, pelton_uv_open_cb cb) {
+    pelton_subscriber_opening *opening;
+    int code = pelton_subscriber_open_start(name, options, &opening);
+    if (code != PELTON_OK) return code;
+    *request = (pelton_uv_open_t){.data = request->data, .opening = opening, .finish = finish_subscriber, .cb = cb};
+    return start_open(loop, request, pelton_subscriber_opening_fd(opening));
 }
 
 int pelton_uv_client_open(uv_loop_t *loop, pelton_uv_open_t *request, const char *name,
@@ -313,6 +326,148 @@ static void on_sender_closed(uv_handle_t *poll) {
 void pelton_uv_sender_close(pelton_uv_sender_t *handle, pelton_uv_sender_close_cb close_cb) {
     handle->close_cb = close_cb;
     uv_close((uv_handle_t *)&handle->poll, on_sender_closed);
+}
+
+/* ---- Publishing and subscribing ---------------------------------------------------------------------------------- */
+
+int pelton_uv_publisher_init(uv_loop_t *loop, pelton_uv_publisher_t *handle, pelton_publisher *publisher) {
+    memset(handle, 0, sizeof *handle);
+    handle->publisher = publisher;
+    return init_poll(loop, &handle->poll, handle, pelton_publisher_fd(publisher));
+}
+
+/* Admits subscribers, and arms if the program waits for space: PELTON_OK, or PELTON_READY. */
+static int admit(pelton_uv_publisher_t *handle) {
+    if (handle->space_cb) return pelton_publisher_arm(handle->publisher, handle->size);
+    return pelton_publisher_wait_subscribers(handle->publisher, 0, PELTON_NO_WAIT);
+}
+
+static void on_publisher_readable(uv_poll_t *poll, int status, int events) {
+    pelton_uv_publisher_t *handle = (pelton_uv_publisher_t *)poll->data;
+    pelton_uv_publisher_end_cb end_cb;
+    int code = from_uv(status);
+    (void)events;
+    if (code == PELTON_OK) code = admit(handle);
+    if (code == PELTON_READY) {
+        pelton_uv_publisher_space_cb space_cb = handle->space_cb;
+        handle->space_cb = NULL;
+        space_cb(handle);
+        if (uv_is_closing((uv_handle_t *)&handle->poll) || !handle->end_cb) return;
+        /* If it has not started the handle again, this makes the descriptor unreadable. */
+        code = admit(handle);
+    }
+    if (code >= PELTON_OK) return;
+    end_cb = handle->end_cb;
+    pelton_uv_publisher_stop(handle);
+    end_cb(handle, code);
+}
+
+int pelton_uv_publisher_start(pelton_uv_publisher_t *handle, size_t size, pelton_uv_publisher_space_cb space_cb,
+                              pelton_uv_publisher_end_cb end_cb) {
+    int code;
+    handle->size = size;
+    handle->space_cb = space_cb;
+    code = admit(handle);
+    if (code < 0) return code;
+    handle->end_cb = end_cb;
+    return from_uv(uv_poll_start(&handle->poll, UV_READABLE, on_publisher_readable));
+}
+
+void pelton_uv_publisher_stop(pelton_uv_publisher_t *handle) {
+    handle->end_cb = NULL;
+    handle->space_cb = NULL;
+    uv_poll_stop(&handle->poll);
+    pelton_publisher_disarm(handle->publisher);
+}
+
+static void on_publisher_closed(uv_handle_t *poll) {
+    pelton_uv_publisher_t *handle = (pelton_uv_publisher_t *)poll->data;
+    pelton_close(handle->publisher);
+    if (handle->close_cb) handle->close_cb(handle);
+}
+
+void pelton_uv_publisher_close(pelton_uv_publisher_t *handle, pelton_uv_publisher_close_cb close_cb) {
+    handle->close_cb = close_cb;
+    uv_close((uv_handle_t *)&handle->poll, on_publisher_closed);
+}
+
+int pelton_uv_subscriber_init(uv_loop_t *loop, pelton_uv_subscriber_t *handle, pelton_subscriber *subscriber) {
+    memset(handle, 0, sizeof *handle);
+    handle->subscriber = subscriber;
+    return init_poll(loop, &handle->poll, handle, pelton_subscriber_fd(subscriber));
+}
+
+static void rest_subscriber(pelton_uv_subscriber_t *handle) {
+    uv_poll_stop(&handle->poll);
+    pelton_subscriber_disarm(handle->subscriber);
+}
+
+/* As wait_for_message. */
+static int wait_for_delivery(pelton_subscriber *subscriber, pelton_delivery *delivery) {
+    int code = pelton_subscriber_poll(subscriber);
+    if (code == PELTON_AGAIN) {
+        code = pelton_subscriber_arm(subscriber);
+        if (code == PELTON_OK) return TICK_ENDS;
+    }
+    if (code == PELTON_OK || code == PELTON_READY) code = pelton_subscriber_receive(subscriber, PELTON_NO_WAIT, delivery);
+    return code == PELTON_AGAIN ? TICK_ENDS : code;
+}
+
+static int deliver_delivery(void *of) {
+    pelton_uv_subscriber_t *handle = (pelton_uv_subscriber_t *)of;
+    pelton_delivery delivery;
+    int code = pelton_subscriber_receive(handle->subscriber, PELTON_NO_WAIT, &delivery);
+    if (code == PELTON_AGAIN) code = wait_for_delivery(handle->subscriber, &delivery);
+    if (code != PELTON_OK) return code;
+    handle->in_callback = 1;
+    handle->delivery_cb(handle, &delivery);
+    handle->in_callback = 0;
+    /* PELTON_NOT_RECEIVED if the callback has released it. */
+    pelton_subscriber_release(handle->subscriber);
+    if (uv_is_closing((uv_handle_t *)&handle->poll)) return TICK_ENDS;
+    if (handle->delivery_cb) return PELTON_OK;
+    rest_subscriber(handle);
+    return TICK_ENDS;
+}
+
+static void on_subscriber_readable(uv_poll_t *poll, int status, int events) {
+    pelton_uv_subscriber_t *handle = (pelton_uv_subscriber_t *)poll->data;
+    int code = repeat(deliver_delivery, handle, status);
+    (void)events;
+    if (code == TICK_ENDS) return;
+    handle->delivery_cb = NULL;
+    rest_subscriber(handle);
+    handle->end_cb(handle, code);
+}
+
+int pelton_uv_subscriber_start(pelton_uv_subscriber_t *handle, pelton_uv_delivery_cb delivery_cb,
+                               pelton_uv_subscriber_end_cb end_cb) {
+    /* In a callback the tick continues by itself. */
+    if (!handle->delivery_cb && !handle->in_callback) {
+        int code = pelton_subscriber_arm(handle->subscriber);
+        if (code < 0) return code;
+        code = from_uv(uv_poll_start(&handle->poll, UV_READABLE, on_subscriber_readable));
+        if (code != PELTON_OK) return code;
+    }
+    handle->delivery_cb = delivery_cb;
+    handle->end_cb = end_cb;
+    return PELTON_OK;
+}
+
+void pelton_uv_subscriber_stop(pelton_uv_subscriber_t *handle) {
+    handle->delivery_cb = NULL;
+    if (!handle->in_callback) rest_subscriber(handle);
+}
+
+static void on_subscriber_closed(uv_handle_t *poll) {
+    pelton_uv_subscriber_t *handle = (pelton_uv_subscriber_t *)poll->data;
+    pelton_close(handle->subscriber);
+    if (handle->close_cb) handle->close_cb(handle);
+}
+
+void pelton_uv_subscriber_close(pelton_uv_subscriber_t *handle, pelton_uv_subscriber_close_cb close_cb) {
+    handle->close_cb = close_cb;
+    uv_close((uv_handle_t *)&handle->poll, on_subscriber_closed);
 }
 
 /* ---- Calling ----------------------------------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
-/* pelton_uv.h: channels, calls and files in a libuv loop. Compile pelton_uv.c with the program. It uses uv_poll: it
- * starts no thread and no timer, and queues nothing.
+/* pelton_uv.h: channels, broadcasts, calls and files in a libuv loop. Compile pelton_uv.c with the program. It uses
+ * uv_poll: it starts no thread and no timer, and queues nothing.
  *
  *     static void on_message(pelton_uv_receiver_t *handle, const pelton_message *message) {
  *         use(message->data, message->size);
@@ -10,9 +10,9 @@
  *     pelton_uv_receiver_start(&handle, on_message, on_end);
  *
  * HANDLES are the caller's memory, as libuv's, until the close callback. init takes over the pelton_sender, _receiver,
- * _client, _service or _engine, which close closes; use it with functions that do not wait. `data` is the caller's,
- * NULL after init. A started handle is active and keeps uv_run running; for uv_ref, uv_unref and uv_is_active use
- * (uv_handle_t *)&handle.poll.
+ * _publisher, _subscriber, _client, _service or _engine, which close closes; use it with functions that do not wait.
+ * `data` is the caller's, NULL after init. A started handle is active and keeps uv_run running; for uv_ref, uv_unref
+ * and uv_is_active use (uv_handle_t *)&handle.poll.
  *
  * REQUESTS (opening, calls, operations) are the caller's memory until their last callback.
  *
@@ -40,7 +40,7 @@ extern "C" {
 
 typedef struct pelton_uv_open_s pelton_uv_open_t;
 
-/* The open has ended. PELTON_OK: the request has the sender, receiver or client, which belongs to the callback. Other
+/* The open has ended. PELTON_OK: the request has what was opened, which belongs to the callback. Other
  * codes: as pelton_sender_open; PELTON_SYSTEM with ECANCELED in errno: it was cancelled. */
 typedef void (*pelton_uv_open_cb)(pelton_uv_open_t *request, int code);
 
@@ -48,6 +48,7 @@ struct pelton_uv_open_s {
     void *data;                /* the caller's */
     pelton_sender *sender;     /* one of these is opened, */
     pelton_receiver *receiver;
+    pelton_subscriber *subscriber;
     pelton_client *client;
     char detail[256];          /* or this is pelton_error_detail() */
     /* Private. */
@@ -59,12 +60,14 @@ struct pelton_uv_open_s {
     int error;
 };
 
-/* Open as pelton_sender_open, pelton_receiver_open and pelton_client_open do, without waiting. The deadline in the
+/* Open as pelton_sender_open, pelton_receiver_open and so on do, without waiting. The deadline in the
  * options applies. Errors: as pelton_sender_open_start. */
 PELTON_MUST_USE int pelton_uv_sender_open(uv_loop_t *loop, pelton_uv_open_t *request, const char *name,
                                           const pelton_channel_options *options, pelton_uv_open_cb cb);
 PELTON_MUST_USE int pelton_uv_receiver_open(uv_loop_t *loop, pelton_uv_open_t *request, const char *name,
                                             const pelton_channel_options *options, pelton_uv_open_cb cb);
+PELTON_MUST_USE int pelton_uv_subscriber_open(uv_loop_t *loop, pelton_uv_open_t *request, const char *name,
+                                              const pelton_subscriber_options *options, pelton_uv_open_cb cb);
 PELTON_MUST_USE int pelton_uv_client_open(uv_loop_t *loop, pelton_uv_open_t *request, const char *name,
                                           const pelton_client_options *options, pelton_uv_open_cb cb);
 
@@ -154,6 +157,68 @@ void pelton_uv_sender_stop(pelton_uv_sender_t *handle);
 
 /* As pelton_uv_receiver_close. What was sent is still received. */
 void pelton_uv_sender_close(pelton_uv_sender_t *handle, pelton_uv_sender_close_cb close_cb);
+
+/* ---- Publishing and subscribing ----------------------------------------------------------------------------------- *
+ * A started publisher admits subscribers, also while it sends nothing. Send with
+ * pelton_publisher_send(handle.publisher, ..., PELTON_NO_WAIT) at any time. On PELTON_AGAIN keep the message, and start
+ * the handle with a space_cb. */
+
+typedef struct pelton_uv_publisher_s pelton_uv_publisher_t;
+typedef struct pelton_uv_subscriber_s pelton_uv_subscriber_t;
+
+/* There is space for a message of the size given to start: called once. For the next time, start again. */
+typedef void (*pelton_uv_publisher_space_cb)(pelton_uv_publisher_t *handle);
+/* An error of pelton_publisher_arm. The handle is stopped. */
+typedef void (*pelton_uv_publisher_end_cb)(pelton_uv_publisher_t *handle, int code);
+typedef void (*pelton_uv_publisher_close_cb)(pelton_uv_publisher_t *handle);
+
+struct pelton_uv_publisher_s {
+    void *data;
+    pelton_publisher *publisher;
+    uv_poll_t poll;
+    /* Private. end_cb is NULL while stopped. */
+    pelton_uv_publisher_space_cb space_cb;
+    pelton_uv_publisher_end_cb end_cb;
+    pelton_uv_publisher_close_cb close_cb;
+    size_t size;
+};
+
+/* As pelton_uv_receiver_init. */
+int pelton_uv_publisher_init(uv_loop_t *loop, pelton_uv_publisher_t *handle, pelton_publisher *publisher);
+
+/* Starts to admit subscribers. space_cb may be NULL; otherwise it is called once there is space for a message of size
+ * bytes. Also while started: it replaces size and callbacks. Errors: as pelton_publisher_arm. */
+PELTON_MUST_USE int pelton_uv_publisher_start(pelton_uv_publisher_t *handle, size_t size,
+                                              pelton_uv_publisher_space_cb space_cb,
+                                              pelton_uv_publisher_end_cb end_cb);
+void pelton_uv_publisher_stop(pelton_uv_publisher_t *handle);
+
+/* As pelton_uv_receiver_close. What was sent is still received. */
+void pelton_uv_publisher_close(pelton_uv_publisher_t *handle, pelton_uv_publisher_close_cb close_cb);
+
+/* A message, released when the callback returns. */
+typedef void (*pelton_uv_delivery_cb)(pelton_uv_subscriber_t *handle, const pelton_delivery *delivery);
+/* What pelton_subscriber_receive returns instead of a message. The handle is stopped. */
+typedef void (*pelton_uv_subscriber_end_cb)(pelton_uv_subscriber_t *handle, int code);
+typedef void (*pelton_uv_subscriber_close_cb)(pelton_uv_subscriber_t *handle);
+
+struct pelton_uv_subscriber_s {
+    void *data;
+    pelton_subscriber *subscriber;
+    uv_poll_t poll;
+    /* Private. delivery_cb is NULL while stopped. */
+    pelton_uv_delivery_cb delivery_cb;
+    pelton_uv_subscriber_end_cb end_cb;
+    pelton_uv_subscriber_close_cb close_cb;
+    int in_callback;
+};
+
+/* As of a receiver. While stopped, it is behind, and the publisher does what its policy says. */
+int pelton_uv_subscriber_init(uv_loop_t *loop, pelton_uv_subscriber_t *handle, pelton_subscriber *subscriber);
+PELTON_MUST_USE int pelton_uv_subscriber_start(pelton_uv_subscriber_t *handle, pelton_uv_delivery_cb delivery_cb,
+                                               pelton_uv_subscriber_end_cb end_cb);
+void pelton_uv_subscriber_stop(pelton_uv_subscriber_t *handle);
+void pelton_uv_subscriber_close(pelton_uv_subscriber_t *handle, pelton_uv_subscriber_close_cb close_cb);
 
 /* ---- Calling ----------------------------------------------------------------------------------------------------- */
 

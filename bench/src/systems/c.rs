@@ -26,10 +26,11 @@ use crate::{
 const SOURCE: &str = include_str!("../../../bindings/c/bench/side.c");
 const RING: &str = include_str!("../../../bindings/c/bench/ring.c");
 /// What they include: like the source, part of the fingerprint of the compiled program.
-const HEADERS: [&str; 8] = [
+const HEADERS: [&str; 9] = [
     include_str!("../../../bindings/c/bench/side.h"),
     include_str!("../../../include/pelton/result.h"),
     include_str!("../../../include/pelton/channel.h"),
+    include_str!("../../../include/pelton/broadcast.h"),
     include_str!("../../../include/pelton/call.h"),
     include_str!("../../../include/pelton/flush.h"),
     include_str!("../../../include/pelton/file.h"),

@@ -707,6 +707,51 @@ static void openings_are_polled() {
     IS(of_client->finish(), PELTON_NO_LISTENER);
 }
 
+static void a_delivery_is_released_at_the_end_of_its_scope() {
+    auto publisher = pelton::publisher::open(nullptr);
+    IS(publisher, PELTON_OK);
+    pelton::subscriber_options lagging;
+    lagging.policy = PELTON_LAG;
+    auto gate = publisher->subscriber(), lag = publisher->subscriber(lagging);
+    IS(gate, PELTON_OK);
+    IS(lag, PELTON_OK);
+    IS(publisher->wait_subscribers(2, pelton::no_wait), PELTON_OK);
+    IS(gate->receive(pelton::no_wait), PELTON_AGAIN);
+    auto armed = gate->arm();
+    CHECK(armed && *armed == pelton::readiness::armed);
+    for (const char *text : {"one", "two"}) IS(publisher->send(as_bytes(text)), PELTON_OK);
+    armed = gate->arm();
+    CHECK(armed && *armed == pelton::readiness::ready);
+    for (auto *subscriber : {&*gate, &*lag}) {
+        std::uint64_t number = 0;
+        for (const char *text : {"one", "two"}) {
+            auto delivery = subscriber->receive(soon());
+            IS(delivery, PELTON_OK);
+            CHECK(as_text(delivery->bytes()) == text && delivery->number() == ++number && delivery->missed() == 0);
+            IS(subscriber->poll(), PELTON_NOT_RELEASED);
+        }
+        CHECK(subscriber->info()->messages == 2 && subscriber->fd() >= 0);
+        IS(subscriber->disarm(), PELTON_OK);
+    }
+    IS(publisher->wait_released(soon()), PELTON_OK);
+    IS(publisher->poll(10), PELTON_OK);
+    armed = publisher->arm(10);
+    CHECK(armed && *armed == pelton::readiness::ready && publisher->fd() >= 0);
+    IS(publisher->disarm(), PELTON_OK);
+    pelton_subscriber_state states[2];
+    auto count = publisher->subscribers(states);
+    CHECK(count && *count == 2 && states[0].behind == 0 && publisher->info()->next_number == 3);
+    IS(publisher->close(), PELTON_OK);
+    IS(lag->receive(), PELTON_CLOSED);
+    IS(gate->resume(pelton::no_wait), PELTON_REFUSED);
+    auto opening = pelton::subscriber::open_start("unix:/nowhere/at/all");
+    IS(opening, PELTON_OK);
+    pollfd failed{opening->fd(), POLLIN, 0};
+    CHECK(poll(&failed, 1, 60000) == 1);
+    IS(opening->finish(), PELTON_NO_LISTENER);
+    IS(pelton::subscriber::open("unix:/nowhere/at/all"), PELTON_NO_LISTENER);
+}
+
 /* What the compiler refuses. */
 template <typename T> constexpr bool is_unique = std::is_nothrow_move_constructible_v<T> && !std::is_copy_constructible_v<T>;
 template <typename T> constexpr bool stays = is_unique<T> && !std::is_move_assignable_v<T>;
@@ -714,6 +759,7 @@ template <typename T> constexpr bool stays = is_unique<T> && !std::is_move_assig
 int main() {
     static_assert(is_unique<pelton::sender> && is_unique<pelton::client> && is_unique<pelton::responder> && is_unique<pelton::held_message>);
     static_assert(std::is_nothrow_move_assignable_v<pelton::sender> && std::is_nothrow_move_assignable_v<pelton::held_message>);
+    static_assert(is_unique<pelton::publisher> && is_unique<pelton::subscriber> && stays<pelton::delivery>);
     static_assert(stays<pelton::message> && stays<pelton::message_batch> && stays<pelton::completion> && stays<pelton::request>);
     static_assert(stays<pelton::sender::reservation> && stays<pelton::request_reservation> && stays<pelton::reply_reservation>);
     static const test tests[] = {
@@ -730,6 +776,7 @@ int main() {
         TEST(deadlines_are_durations_or_times),
         TEST(events_and_messages_of_many_senders),
         TEST(openings_are_polled),
+        TEST(a_delivery_is_released_at_the_end_of_its_scope),
         TEST(a_flush_takes_the_receiver_and_calls_back),
         TEST(what_is_appended_is_flushed_at_the_end_of_the_last_appender),
         TEST(a_record_file_is_read_back),

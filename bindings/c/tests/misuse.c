@@ -37,7 +37,7 @@ typedef struct kind {
     const char *name;
     void *handle;
 } kind;
-enum { KINDS = 17 };
+enum { KINDS = 20 };
 static kind kinds[KINDS];
 static pelton_sender *flushed; /* sends to the flush's receiver */
 static int silent;             /* a socket that listens, and never answers */
@@ -87,6 +87,10 @@ static void create_all(void) {
     pelton_sender_opening *sender_opening;
     pelton_receiver_opening *receiver_opening;
     pelton_client_opening *client_opening;
+    pelton_publisher *publisher;
+    pelton_subscriber *subscriber;
+    pelton_subscriber_opening *subscriber_opening;
+    pelton_subscriber_options subscriber_options = PELTON_SUBSCRIBER_OPTIONS_INIT;
     pelton_flush *flush;
     pelton_appenders *appenders;
     pelton_appender *appender;
@@ -116,11 +120,14 @@ static void create_all(void) {
     strcpy(address.sun_path, path);
     silent = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     CHECK(silent >= 0 && bind(silent, (struct sockaddr *)&address, sizeof address) == 0 && listen(silent, 8) == 0);
-    options.deadline_ns = client_options.deadline_ns = SOON;
+    options.deadline_ns = client_options.deadline_ns = subscriber_options.deadline_ns = SOON;
     place(name, "unix:%s/silent");
     OK(pelton_sender_open_start(name, &options, &sender_opening));
     OK(pelton_receiver_open_start(name, &options, &receiver_opening));
     OK(pelton_client_open_start(name, &client_options, &client_opening));
+    OK(pelton_subscriber_open_start(name, &subscriber_options, &subscriber_opening));
+    OK(pelton_publisher_open(NULL, NULL, &publisher));
+    OK(pelton_publisher_subscriber(publisher, NULL, &subscriber));
     begin();
     submitted("x", 1);
     const kind all[KINDS] = {
@@ -131,6 +138,9 @@ static void create_all(void) {
         {"held", held},
         {"sender_opening", sender_opening},
         {"receiver_opening", receiver_opening},
+        {"publisher", publisher},
+        {"subscriber", subscriber},
+        {"subscriber_opening", subscriber_opening},
         {"client", client},
         {"service", service},
         {"responder", taken()},

@@ -195,10 +195,93 @@ static void a_listener_that_never_answers_keeps_the_loop_running_until_the_open_
     CHECK(close(silent) == 0 && unlink(path) == 0);
 }
 
+/* ---- A publisher and a subscriber of one loop ---- */
+
+enum { PUBLISHED = 5000 };
+static pelton_uv_publisher_t publisher_handle;
+static pelton_uv_subscriber_t subscriber_handle;
+static uint32_t sent, delivered, spaces;
+
+static void count_close_of_publisher(pelton_uv_publisher_t *handle) {
+    (void)handle;
+    closed++;
+}
+
+static void count_close_of_subscriber(pelton_uv_subscriber_t *handle) {
+    (void)handle;
+    closed++;
+}
+
+static void no_publisher_end(pelton_uv_publisher_t *handle, int code) {
+    (void)handle;
+    fail(__FILE__, __LINE__, "a publisher ended", pelton_code_text(code));
+}
+
+/* Fills the small lane again and again, so it needs a callback for each time that there is space. */
+static void publish(pelton_uv_publisher_t *handle) {
+    char message[100] = {0};
+    int code = PELTON_OK;
+    spaces++;
+    while (sent < PUBLISHED && code == PELTON_OK) {
+        memcpy(message, &sent, sizeof sent);
+        code = pelton_publisher_send(handle->publisher, message, sizeof message, PELTON_NO_WAIT);
+        sent += code == PELTON_OK;
+    }
+    if (sent == PUBLISHED) {
+        pelton_uv_publisher_close(handle, count_close_of_publisher);
+        return;
+    }
+    RETURNS(code, PELTON_AGAIN);
+    OK(pelton_uv_publisher_start(handle, sizeof message, publish, no_publisher_end));
+}
+
+static void count_delivery(pelton_uv_subscriber_t *handle, const pelton_delivery *delivery) {
+    uint32_t number;
+    CHECK(handle == &subscriber_handle && delivery->size == 100 && delivery->missed == 0);
+    memcpy(&number, delivery->data, sizeof number);
+    CHECK(number == delivered && delivery->number == ++delivered);
+}
+
+static void close_at_the_end(pelton_uv_subscriber_t *handle, int code) {
+    last_code = code;
+    CHECK(!uv_is_active((uv_handle_t *)&handle->poll));
+    pelton_uv_subscriber_close(handle, count_close_of_subscriber);
+}
+
+static void deliver_and_publish(pelton_uv_open_t *request, int code) {
+    OK(code);
+    OK(pelton_uv_subscriber_init(&loop, &subscriber_handle, request->subscriber));
+    OK(pelton_uv_subscriber_start(&subscriber_handle, count_delivery, close_at_the_end));
+    /* Stopped, it starts again. */
+    pelton_uv_subscriber_stop(&subscriber_handle);
+    OK(pelton_uv_subscriber_start(&subscriber_handle, count_delivery, close_at_the_end));
+    OK(pelton_uv_publisher_start(&publisher_handle, 100, publish, no_publisher_end));
+    free(request);
+    opened++;
+}
+
+static void a_subscriber_opens_in_the_loop_of_its_publisher(void) {
+    pelton_publisher_options options = PELTON_PUBLISHER_OPTIONS_INIT;
+    pelton_publisher *publisher;
+    char name[128];
+    opened = closed = 0;
+    options.capacity = 64 << 10;
+    CHECK(uv_loop_init(&loop) == 0);
+    OK(pelton_publisher_open(place(name, "unix:%s/published"), &options, &publisher));
+    OK(pelton_uv_publisher_init(&loop, &publisher_handle, publisher));
+    /* It admits, and has nothing to send yet. */
+    OK(pelton_uv_publisher_start(&publisher_handle, 0, NULL, no_publisher_end));
+    OK(pelton_uv_subscriber_open(&loop, new_request(), name, NULL, deliver_and_publish));
+    run_to_the_end();
+    CHECK(opened == 1 && closed == 2 && sent == PUBLISHED && delivered == PUBLISHED && spaces > 1);
+    RETURNS(last_code, PELTON_CLOSED);
+}
+
 int main(void) {
     static const test tests[] = {
         TEST(a_client_opens_in_the_loop_of_its_service),
         TEST(a_sender_opens_in_the_loop_of_its_receiver),
+        TEST(a_subscriber_opens_in_the_loop_of_its_publisher),
         TEST(without_a_listener_the_callback_has_the_reason),
         TEST(a_listener_that_never_answers_keeps_the_loop_running_until_the_open_is_cancelled),
     };

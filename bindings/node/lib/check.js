@@ -15,9 +15,13 @@ const TAKEN = {
   threads: ['capacity', 'messageBytesMax', 'spin', 'traced'],
   open: ['timeout', 'signal', 'allowUids', 'mode', 'spin', 'create'],
   create: [...CONNECT, 'mode', 'lanes', 'traced', 'create'],
+  publish: [...LISTEN, 'history', 'holdMax'],
+  subscribe: [...CONNECT, 'policy', 'lagAfter', 'slack', 'startFrom'],
   client: [...CONNECT, 'callBytesMax', 'memoryBytesMax'],
   service: [...LISTEN, 'callBytesMax', 'memoryBytesMax', 'lanes'],
 };
+
+const POLICIES = ['gate', 'lag', 'latest'];
 
 function isUint32(value) {
   return Number.isInteger(value) && value >= 0 && value <= 0xffffffff;
@@ -68,6 +72,23 @@ function checkOptions(options, kind) {
       case 'timeout':
         checkTimeout(value);
         break;
+      case 'holdMax':
+      case 'lagAfter':
+        if (typeof value !== 'number') throw invalidType(name, value, 'milliseconds');
+        if (!(value >= 0)) throw invalidValue(name, value, 'milliseconds, 0 or more');
+        break;
+      case 'policy':
+        if (!POLICIES.includes(value)) throw invalidValue(name, value, `one of ${POLICIES.join(', ')}`);
+        break;
+      case 'startFrom':
+        if (value === 'now' || value === 'oldest') {
+          given[name] = value === 'now' ? 0 : -1;
+          continue;
+        }
+        if (!Number.isSafeInteger(value) || value < 0) {
+          throw invalidValue(name, value, "'now', 'oldest' or a number of messages");
+        }
+        break;
       case 'spin':
       case 'traced':
         if (typeof value !== 'boolean') throw invalidType(name, value, 'a boolean');
@@ -80,11 +101,18 @@ function checkOptions(options, kind) {
         if (!isUint32(value)) throw invalidValue(name, value, 'an integer from 0 to 4294967295');
         break;
       default:
-        if (!Number.isSafeInteger(value) || value < 0) throw invalidValue(name, value, 'a number of bytes');
+        if (!Number.isSafeInteger(value) || value < 0) throw invalidValue(name, value, name === 'history' ? 'a number of messages' : 'a number of bytes');
     }
     given[name] = value;
   }
   checkSignal(options.signal);
+  const gates = (given.policy ?? 'gate') === 'gate';
+  if (given.lagAfter !== undefined && !gates) {
+    throw invalidValue('lagAfter', given.lagAfter, "undefined, or the policy 'gate'");
+  }
+  if (given.slack !== undefined && (given.policy === 'latest' || (gates && given.lagAfter === undefined))) {
+    throw invalidValue('slack', given.slack, "undefined, the policy 'lag', or 'gate' with lagAfter");
+  }
   return given;
 }
 

@@ -227,6 +227,138 @@ export function gather(name: string, options?: LaneOptions & { lanes?: number | 
 /** A channel between two threads of this process: detach one endpoint, and post its token to a worker. */
 export function threads(options?: Omit<LaneOptions, 'allowUids'> & TracedOptions): { sender: Sender; receiver: Receiver };
 
+/** Options of a publisher. */
+export interface PublishOptions extends LaneOptions {
+  /** Messages kept for subscribers that join later, as far as they fit into half the capacity: 0 unless given. */
+  history?: number | undefined;
+  /**
+   * How many milliseconds one subscriber may hold the publisher up at one message. One that could do so for longer is
+   * refused; with 0, each must lag. No limit unless given.
+   */
+  holdMax?: number | undefined;
+}
+
+/** Options of `Subscriber.connect`. `timeout` is how long to wait for a publisher: 0 unless given. */
+export interface SubscribeOptions extends ConnectOptions {
+  /**
+   * What the publisher does when this subscriber falls behind. `gate`, the default: it waits, and nothing is lost.
+   * `lag`: it goes on, and messages are missed, and counted. `latest`: the subscriber receives the newest alone.
+   */
+  policy?: 'gate' | 'lag' | 'latest' | undefined;
+  /** With `gate`: it holds the publisher up for so many milliseconds at one message. Then it lags until caught up. */
+  lagAfter?: number | undefined;
+  /** By how many bytes it may be behind, while it lags, before it misses messages: 256 KiB unless given. */
+  slack?: number | undefined;
+  /** The first message: `now`, the default, `oldest`, or a number of messages before now. */
+  startFrom?: 'now' | 'oldest' | number | undefined;
+}
+
+/** A subscriber, as `Publisher.subscribers` shows it. Times are in milliseconds. */
+export interface SubscriberState {
+  pid: number;
+  uid: number;
+  policy: 'gate' | 'lag' | 'latest';
+  lagAfter?: number;
+  /** Whether the publisher goes on without it now. */
+  lags: boolean;
+  /** Messages that it has not released. */
+  behind: number;
+  /** Messages that it says to have received, */
+  messages: number;
+  /** and to have missed. */
+  missed: number;
+  /** For how long it has been holding the publisher up, if it does. */
+  holds?: number;
+}
+
+/** A received message. */
+export interface Delivery {
+  data: Buffer;
+  /** Each publisher counts its messages from 1. */
+  number: number;
+  /** Messages that the subscriber has missed directly before this one. */
+  missed: number;
+}
+
+declare abstract class BroadcastEndpoint {
+  protected constructor();
+  /** Sizes, peer and counters. Does not wait. */
+  info(): Info;
+  /** It keeps the process alive: a wait, and an open publisher. The default. */
+  ref(): this;
+  /** It does not keep the process alive. */
+  unref(): this;
+  /** Leaves, or ends, the broadcast. Waits here fail with `closed_handle`. Does not wait. */
+  close(): void;
+  readonly closed: boolean;
+  /** As `close`, at the end of `using`. */
+  [Symbol.dispose](): void;
+  /** As `close`, at the end of `await using`. */
+  [Symbol.asyncDispose](): Promise<void>;
+}
+
+/**
+ * The sending endpoint of a broadcast: up to 64 subscribers receive each message, which is in memory once. It admits
+ * them whenever they connect, and keeps the process alive until it is closed, unless `unref()` was called. The end of a
+ * subscriber is no error. After `close` the subscribers receive what the lane has for them.
+ *
+ * @example
+ * const publisher = publish('prices', { history: 100 });
+ * await publisher.send(Buffer.from('17'));
+ */
+export class Publisher extends BroadcastEndpoint {
+  private constructor();
+  /**
+   * Copies a message into the lane. Waits while a subscriber that gates holds the lane full; until then, do not change
+   * `data`. Fails with `too_large`.
+   */
+  send(data: Uint8Array, options?: WaitOptions): Promise<void>;
+  /** As `send`, but does not wait: whether the message is sent. False also while an earlier `send` waits. */
+  trySend(data: Uint8Array): boolean;
+  /** Waits until there are `count` subscribers. Until then, the publisher does nothing else. */
+  waitSubscribers(count: number, options?: WaitOptions): Promise<void>;
+  /**
+   * Waits until each subscriber that gates has released every message. One with `lagAfter` that releases nothing for so
+   * long is not waited for. Until then, the publisher does nothing else.
+   */
+  waitReleased(options?: WaitOptions): Promise<void>;
+  /** The subscribers that have joined, and how far each is behind. Does not wait. */
+  subscribers(): SubscriberState[];
+}
+
+/**
+ * A receiving endpoint of a broadcast. `for await (const delivery of subscriber)` takes messages until the publisher
+ * has closed. After the last message its methods fail with `closed`, or with `peer_died` if the publisher's process has
+ * ended otherwise.
+ *
+ * @example
+ * const subscriber = await Subscriber.connect('prices', { timeout: 10_000, policy: 'lag' });
+ * for await (const { data, missed } of subscriber) console.log(`${data}`, missed);
+ */
+export class Subscriber extends BroadcastEndpoint implements AsyncIterable<Delivery> {
+  private constructor();
+  /**
+   * Subscribes to the publisher under `name`: a short name, or `unix:PATH`. Fails with `no_listener`, `timed_out`,
+   * `refused`, `name`, `option`.
+   */
+  static connect(name: string, options?: SubscribeOptions): Promise<Subscriber>;
+  /** The next message, copied. */
+  recv(options?: WaitOptions): Promise<Delivery>;
+  /** As `recv`, but does not wait: null if there is no message, or while an earlier `recv` waits. */
+  tryRecv(): Delivery | null;
+  /**
+   * After `peer_died` or `closed`: waits for the publisher's successor under the same name, and joins it with the same
+   * options. Its messages count from 1. Fails with `refused` while the publisher is alive.
+   */
+  resume(options?: WaitOptions): Promise<void>;
+  /** Messages missed so far, also at the very end of a broadcast; with `latest`, those skipped. */
+  readonly missed: number;
+  [Symbol.asyncIterator](): AsyncGenerator<Delivery, void, void>;
+}
+
+/** Publishes under `name`, a short name or `unix:PATH`. Does not wait. Throws `in_use`, `name`, `option`. */
+export function publish(name: string, options?: PublishOptions): Publisher;
+
 /** Options of a call. */
 export interface CallOptions extends WaitOptions, TraceOptions {
   /** The call may be executed more than once: if its service dies, it goes to another one. */

@@ -2,7 +2,7 @@
 import pelton from './index.js';
 
 export const {
-  Client, Failed, Listener, PeltonError, Receiver, RecordFile, RecordReader, Sender, Service, gather, listen, setLog,
-  threads,
+  Client, Failed, Listener, PeltonError, Publisher, Receiver, RecordFile, RecordReader, Sender, Service, Subscriber,
+  gather, listen, publish, setLog, threads,
 } = pelton;
 export default pelton;

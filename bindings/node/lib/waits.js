@@ -19,6 +19,7 @@ class Waits {
   #native;
   #arm;
   #noun;
+  #idle;
   #queue = [];
   #isScheduled = false;
   // Whether the loop watches the descriptor, which keeps the process alive.
@@ -31,13 +32,18 @@ class Waits {
     this.#isAwaited = false;
     this.taken = 0;
     this.#serve();
+    if (!this.isWaiting) this.#idle?.();
   };
 
-  /** `arm(bytes)` has the descriptor watched, unless something is there: then it returns false. */
-  constructor(native, arm, noun) {
+  /**
+   * `arm(bytes)` has the descriptor watched, unless something is there: then it returns false. `idle` is called when
+   * nothing waits any more, and when the descriptor was readable while nothing waited.
+   */
+  constructor(native, arm, noun, idle) {
     this.#native = native;
     this.#arm = arm;
     this.#noun = noun;
+    this.#idle = idle;
     native.watch(this.#rung);
   }
 
@@ -140,6 +146,7 @@ class Waits {
     if (!this.#isAwaited) return;
     this.#isAwaited = false;
     this.#native.stop();
+    this.#idle?.();
   }
 
   #end(entry) {
@@ -185,6 +192,7 @@ class Waits {
         } catch (error) {
           reject(error);
         }
+        this.#idle?.();
       });
       this.#rejectStep = reject;
       signal?.addEventListener('abort', cancel, { once: true });

@@ -105,6 +105,13 @@ impl<T: Armable> Endpoint<T> {
         Ok(armed)
     }
 
+    /// Has the callback called when the descriptor is readable, though nothing is armed.
+    pub fn watch_idle(&self) {
+        if let Some(watch) = &self.watch {
+            watch.start();
+        }
+    }
+
     /// Ends the wait.
     pub fn stop(&mut self) {
         if let Some(watch) = &self.watch {
@@ -245,6 +252,28 @@ macro_rules! methods {
 }
 pub(crate) use methods;
 
+/// The methods of each endpoint that takes steps, besides [`methods`].
+macro_rules! step_methods {
+    ($object:ident) => {
+        #[napi]
+        impl $object {
+            /// See `Endpoint::finish_step`.
+            #[napi]
+            pub fn finish_step(&self) -> Result<Option<bool>> {
+                self.0.borrow()?.finish_step()
+            }
+
+            /// See `Endpoint::cancel_step`.
+            #[napi]
+            pub fn cancel_step(&self) -> Result<()> {
+                self.0.borrow()?.cancel_step();
+                Ok(())
+            }
+        }
+    };
+}
+pub(crate) use step_methods;
+
 /// The methods of a channel's endpoints, besides [`methods`].
 macro_rules! channel_methods {
     ($object:ident) => {
@@ -260,19 +289,6 @@ macro_rules! channel_methods {
             #[napi]
             pub fn start_sync(&self, env: Env, callback: Function<'_, (), ()>) -> Result<()> {
                 self.0.borrow()?.start_step(&env, &callback, |it, _| it.sync().map(|()| true))
-            }
-
-            /// See `Endpoint::finish_step`.
-            #[napi]
-            pub fn finish_step(&self) -> Result<Option<bool>> {
-                self.0.borrow()?.finish_step()
-            }
-
-            /// See `Endpoint::cancel_step`.
-            #[napi]
-            pub fn cancel_step(&self) -> Result<()> {
-                self.0.borrow()?.cancel_step();
-                Ok(())
             }
 
             /// Hands it over to another thread of this process: a number for `attach` there.

@@ -1,10 +1,11 @@
-//! The addon `pelton.node`: channels, calls and files over the crate `pelton`, of which nothing waits. `lib/` has what
-//! users import, and makes promises of it: `lib/waits.js` has the one queue of waits.
+//! The addon `pelton.node`: channels, broadcasts, calls and files over the crate `pelton`, of which nothing waits.
+//! `lib/` has what users import, and makes promises of it: `lib/waits.js` has the one queue of waits.
 //!
 //! - One environment's thread uses an object: Node gives no object to another thread.
 //! - A wait is `wait`, which arms the endpoint and has libuv poll its descriptor: `watch.rs`.
 //! - A message in place is an ArrayBuffer over shared memory, which `Message.release` detaches: `message.rs`.
 
+mod broadcast;
 mod client;
 mod endpoint;
 mod error;

@@ -1,5 +1,6 @@
 //! How endpoints come into being: options, `Opening`, `Listener`, and the functions of the addon.
 
+use crate::broadcast::Subscriber;
 use crate::client::Client;
 use crate::endpoint::deadline;
 use crate::error::{named, raise};
@@ -8,7 +9,7 @@ use crate::sender::{Sender, Sending};
 use crate::watch::{Cancel, Step, Watch};
 use napi::bindgen_prelude::*;
 use napi_derive::napi;
-use pelton::{ConnectDeadline, Deadline, Options, Wait};
+use pelton::{ConnectDeadline, Deadline, Options, Policy, StartFrom, Wait};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd};
@@ -29,6 +30,13 @@ pub struct Given {
     pub call_bytes_max: Option<f64>,
     pub memory_bytes_max: Option<f64>,
     pub traced: Option<bool>,
+    pub history: Option<f64>,
+    pub hold_max: Option<f64>,
+    pub policy: Option<String>,
+    pub lag_after: Option<f64>,
+    pub slack: Option<f64>,
+    /// Messages before now; below 0: the oldest.
+    pub start_from: Option<f64>,
 }
 
 impl Given {
@@ -48,6 +56,25 @@ impl Given {
         options = apply(options, self.message_bytes_max, Options::message_bytes_max);
         options = apply(options, self.call_bytes_max, Options::call_bytes_max);
         options = apply(options, self.memory_bytes_max, Options::memory);
+        options = apply(options, self.history, Options::history);
+        options = apply(options, self.slack, Options::slack);
+        let duration = |ms: f64| Duration::try_from_secs_f64(ms / 1e3).unwrap_or(Duration::MAX);
+        if let Some(ms) = self.hold_max {
+            options = options.hold_max(duration(ms));
+        }
+        if let Some(ms) = self.lag_after {
+            options = options.lag_after(duration(ms));
+        }
+        options = match self.policy.as_deref() {
+            Some("lag") => options.policy(Policy::Lag),
+            Some("latest") => options.policy(Policy::Latest),
+            _ => options,
+        };
+        options = match self.start_from {
+            Some(messages) if messages < 0.0 => options.start_from(StartFrom::Oldest),
+            Some(messages) if messages > 0.0 => options.start_from(StartFrom::Last(messages as u64)),
+            _ => options,
+        };
         if let Some(uids) = &self.allow_uids {
             options = options.allow_uids(uids);
         }
@@ -79,6 +106,7 @@ enum Started {
     Sender(pelton::Opening<pelton::Sender>),
     Receiver(pelton::Opening<pelton::Receiver>),
     Client(pelton::Opening<pelton::Client>),
+    Subscriber(pelton::Opening<pelton::Subscriber>),
 }
 
 #[napi]
@@ -90,6 +118,7 @@ impl Opening {
             Some(Started::Sender(opening)) => opening.as_raw_fd(),
             Some(Started::Receiver(opening)) => opening.as_raw_fd(),
             Some(Started::Client(opening)) => opening.as_raw_fd(),
+            Some(Started::Subscriber(opening)) => opening.as_raw_fd(),
             None => return Err(named("closed_handle", "this opening has ended")),
         };
         self.watch = Some(Watch::new(&env, fd, callback.raw())?);
@@ -98,15 +127,18 @@ impl Opening {
 
     /// Continues, and returns the endpoint once it is open. Null before; then the callback is called.
     #[napi]
-    pub fn try_finish(&mut self) -> Result<Option<Either3<Sender, Receiver, Client>>> {
+    pub fn try_finish(&mut self) -> Result<Option<Either4<Sender, Receiver, Client, Subscriber>>> {
         let finished = match &mut self.started {
             Some(Started::Sender(opening)) => {
-                opening.try_finish().map(|it| it.map(|it| Either3::A(Sender::new(it, None))))
+                opening.try_finish().map(|it| it.map(|it| Either4::A(Sender::new(it, None))))
             }
             Some(Started::Receiver(opening)) => {
-                opening.try_finish().map(|it| it.map(|it| Either3::B(Receiver::new(it, None))))
+                opening.try_finish().map(|it| it.map(|it| Either4::B(Receiver::new(it, None))))
             }
-            Some(Started::Client(opening)) => opening.try_finish().map(|it| it.map(|it| Either3::C(Client::new(it)))),
+            Some(Started::Client(opening)) => opening.try_finish().map(|it| it.map(|it| Either4::C(Client::new(it)))),
+            Some(Started::Subscriber(opening)) => {
+                opening.try_finish().map(|it| it.map(|it| Either4::D(Subscriber::new(it))))
+            }
             None => return Err(named("closed_handle", "this opening has ended")),
         };
         match (&finished, &self.watch) {
@@ -145,6 +177,12 @@ pub fn connect_receiver(name: String, given: Given) -> Result<Opening> {
 #[napi]
 pub fn connect_client(name: String, given: Given) -> Result<Opening> {
     opening(pelton::Client::start_connect(&name, &given.options().cast()).map(Started::Client))
+}
+
+/// Begins to subscribe.
+#[napi]
+pub fn connect_subscriber(name: String, given: Given) -> Result<Opening> {
+    opening(given.options().cast().start_connect_subscriber(&name).map(Started::Subscriber))
 }
 
 /// Begins to open the sender of a path channel.

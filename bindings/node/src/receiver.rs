@@ -1,6 +1,6 @@
 //! `Receiver` of the addon.
 
-use crate::endpoint::{Armable, AsRawFdOfLoop, Channel, Handle, channel_methods, methods};
+use crate::endpoint::{Armable, AsRawFdOfLoop, Channel, Handle, channel_methods, methods, step_methods};
 use crate::error::{named, raise};
 use crate::fast;
 use crate::message::Message;
@@ -102,6 +102,7 @@ impl Channel for Receiving {
 pub struct Receiver(Handle<Receiving>);
 
 methods!(Receiver);
+step_methods!(Receiver);
 channel_methods!(Receiver);
 
 impl Receiver {

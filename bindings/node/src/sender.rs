@@ -1,6 +1,6 @@
 //! `Sender` of the addon.
 
-use crate::endpoint::{Armable, AsRawFdOfLoop, Channel, Handle, channel_methods, deadline, methods};
+use crate::endpoint::{Armable, AsRawFdOfLoop, Channel, Handle, channel_methods, deadline, methods, step_methods};
 use crate::error::raise;
 use crate::fast;
 use crate::open::{Info, Token, tokens};
@@ -55,6 +55,7 @@ impl Channel for Sending {
 pub struct Sender(Handle<Sending>);
 
 methods!(Sender);
+step_methods!(Sender);
 channel_methods!(Sender);
 
 impl Sender {

@@ -2,7 +2,8 @@
 import fs, { FileHandle, open } from 'pelton/fs';
 import pino from 'pelton/pino';
 import pelton, {
-  Client, Failed, PeltonError, Receiver, RecordFile, RecordReader, Sender, Service, gather, listen, threads,
+  Client, Failed, PeltonError, Publisher, Receiver, RecordFile, RecordReader, Sender, Service, Subscriber, gather,
+  listen, publish, threads,
 } from 'pelton';
 
 async function channels(): Promise<void> {
@@ -28,6 +29,20 @@ async function channels(): Promise<void> {
   await receiver.recv({ timout: 1 });
   // @ts-expect-error: only listen, connect and so on make one.
   new Receiver();
+}
+
+async function broadcasts(): Promise<void> {
+  const publisher: Publisher = publish('e', { history: 10, holdMax: 100, capacity: 65_536 });
+  await publisher.waitSubscribers(1, { timeout: 1 });
+  const isSent: boolean = publisher.trySend(new Uint8Array(1));
+  const behind: number[] = publisher.subscribers().map((it) => it.behind + (it.holds ?? 0));
+  const subscriber = await Subscriber.connect('e', { policy: 'gate', lagAfter: 10, slack: 4096, startFrom: 'oldest' });
+  for await (const { data, number, missed } of subscriber) data.readUInt8(number + missed);
+  void [isSent, behind, subscriber.missed, subscriber.tryRecv()?.data];
+  // @ts-expect-error: no policy.
+  await Subscriber.connect('e', { policy: 'fast' });
+  // @ts-expect-error: a subscriber's option.
+  publish('e', { policy: 'lag' });
 }
 
 async function calls(): Promise<void> {
@@ -83,4 +98,4 @@ async function records(): Promise<void> {
   void [cut, message];
 }
 
-void [channels, calls, files, records];
+void [broadcasts, channels, calls, files, records];

@@ -7,6 +7,7 @@
 //! - A message in place, and reserved space, are exported by the buffer protocol. What is exported stays valid until
 //!   the last view is gone: a message stays held, and a reservation keeps its sender from being used.
 
+mod broadcast;
 mod bytes;
 mod client;
 mod descriptors;
@@ -51,6 +52,8 @@ mod _pelton {
         }
     }
 
+    #[pymodule_export]
+    use crate::broadcast::{Delivery, Publisher, Subscriber, SubscriberState, publish};
     #[pymodule_export]
     use crate::client::{Call, Client};
     #[pymodule_export]

@@ -1,5 +1,6 @@
 //! How endpoints come into being: options, `Listener`, `Opening`, and the functions of the module.
 
+use crate::broadcast::{Subscriber, policy, seconds, start_from};
 use crate::error::{raise, timed_out};
 use crate::handle::{Handle, Using, deadline, in_slices, is_readable};
 use crate::loop_client::LoopClient;
@@ -22,6 +23,12 @@ const THREADS: &[&str] = &["capacity", "message_bytes_max", "spin", "traced"];
 pub const OPEN: &[&str] = &["timeout", "allow_uids", "mode", "spin"];
 pub const CREATE: &[&str] =
     &["timeout", "allow_uids", "mode", "spin", "capacity", "message_bytes_max", "lanes", "traced"];
+
+/// The options of publishers and subscribers.
+pub const PUBLISH: &[&str] = &["capacity", "message_bytes_max", "history", "hold_max", "allow_uids", "spin"];
+pub const SUBSCRIBE: &[&str] =
+    &["timeout", "policy", "lag_after", "slack", "start_from", "capacity", "message_bytes_max", "allow_uids", "spin"];
+pub const SUBSCRIBE_THREAD: &[&str] = &["policy", "lag_after", "slack", "start_from", "spin"];
 
 /// The options of clients and services of calls.
 pub const CLIENT: &[&str] =
@@ -58,6 +65,12 @@ pub fn options(given: Option<&Bound<'_, PyDict>>, taken: &[&str]) -> PyResult<Op
             "traced" => options.traced(value.is_truthy()?),
             "lanes" => options.lanes(option(&name, &value)?),
             "mode" => options.mode(option(&name, &value)?),
+            "history" => options.history(option(&name, &value)?),
+            "hold_max" => options.hold_max(seconds(&name, &value)?),
+            "policy" => options.policy(policy(&name, &value)?),
+            "lag_after" => options.lag_after(seconds(&name, &value)?),
+            "slack" => options.slack(option(&name, &value)?),
+            "start_from" => options.start_from(start_from(&name, &value)?),
             "call_bytes_max" => options.call_bytes_max(option(&name, &value)?),
             "memory_bytes_max" => options.memory(option(&name, &value)?),
             other => unreachable!("{other} is in a list of options"),
@@ -92,6 +105,7 @@ pub enum Started {
     Sender(pelton::Opening<pelton::Sender>, Option<pelton::Listener>),
     Receiver(pelton::Opening<pelton::Receiver>, Option<pelton::Listener>),
     Client(pelton::Opening<pelton::Client>),
+    Subscriber(pelton::Opening<pelton::Subscriber>),
     ResumedSender(Resuming<pelton::Sender>),
     ResumedReceiver(Resuming<pelton::Receiver>),
 }
@@ -184,6 +198,10 @@ impl Opening {
                 Some(client) => Some(Py::new(py, LoopClient::new(client))?.into_any()),
                 None => None,
             },
+            Started::Subscriber(opening) => match opening.try_finish().map_err(failed)? {
+                Some(subscriber) => Some(Py::new(py, Subscriber::new(subscriber))?.into_any()),
+                None => None,
+            },
             // It may copy a whole lane.
             Started::ResumedSender(it) => {
                 py.detach(|| it.try_finish()).map_err(failed)?.map(|()| it.object.clone_ref(py))
@@ -201,6 +219,7 @@ impl Opening {
             Started::Sender(opening, _) => opening.as_raw_fd(),
             Started::Receiver(opening, _) => opening.as_raw_fd(),
             Started::Client(opening) => opening.as_raw_fd(),
+            Started::Subscriber(opening) => opening.as_raw_fd(),
             Started::ResumedSender(it) => it.steps().map_err(failed)?.as_raw_fd(),
             Started::ResumedReceiver(it) => it.steps().map_err(failed)?.as_raw_fd(),
         })

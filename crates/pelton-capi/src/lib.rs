@@ -11,6 +11,7 @@
 //! - Closing an engine waits while an operation uses memory without a release function, or an endpoint. Closing the
 //!   last handle of appenders flushes and syncs their sink.
 
+mod broadcast;
 mod c;
 mod client;
 mod code;

@@ -1,5 +1,6 @@
 //! Opening endpoints, with and without waiting; listening and accepting.
 
+use crate::broadcast::Subscriber;
 use crate::c::{New, Options, Text, text};
 use crate::code::{self, Answer, done, found};
 use crate::entries::entries;
@@ -84,6 +85,11 @@ impl Opened for Sender {
 impl Opened for Receiver {
     type Inner = pelton::Receiver;
     const OPENING: Kind = Kind::ReceiverOpening;
+}
+
+impl Opened for Subscriber {
+    type Inner = pelton::Subscriber;
+    const OPENING: Kind = Kind::SubscriberOpening;
 }
 
 /// An open in progress.

@@ -6,7 +6,7 @@ mod tests;
 use crate::c::{Text, deadline, sized_structures};
 use crate::code::{self, Answer, wrong};
 use pelton::file::EngineOptions;
-use pelton::{RecordFileOptions, Wait};
+use pelton::{Policy, RecordFileOptions, StartFrom, Wait};
 use std::time::Duration;
 
 /// A function that creates handles, and the options that it cannot use, each with the reason.
@@ -91,6 +91,13 @@ pub const THREADS: Maker = Maker {
 const GATHER_THREADS: Maker =
     Maker { name: "a receiver of threads alone", unused: &[("memory_bytes_max", NO_PEER), ("uids", NO_PEER)] };
 
+const PUBLISHING_THREAD: Maker = Maker { name: "a publisher without a name", unused: &[("uids", NO_PEER)] };
+pub const SUBSCRIBER: Maker = Maker { name: "a subscriber that connects", unused: &[] };
+pub const SUBSCRIBING_THREAD: Maker = Maker {
+    name: "pelton_publisher_subscriber",
+    unused: &[("capacity", NO_PEER), ("message_bytes_max", NO_PEER), ("deadline_ns", NO_WAIT), ("uids", NO_PEER)],
+};
+
 /// The options that several makers have.
 struct Common {
     wait: u32,
@@ -103,6 +110,10 @@ struct Common {
 }
 
 impl Common {
+    fn of_sizes(wait: u32, capacity: u64, message_bytes_max: u64, uids: *const u32, uid_count: u32) -> Common {
+        Common { wait, capacity, message_bytes_max, resident_bytes_max: 0, memory_bytes_max: 0, uids, uid_count }
+    }
+
     fn build(&self) -> Answer<pelton::Options> {
         let wait = match self.wait {
             0 => Wait::Block,
@@ -183,6 +194,28 @@ sized_structures! {
         senders_max: u32,
         membership_events: u32,
         traced: u32,
+    }
+    "pelton_publisher_options" PublisherOptions {
+        wait: u32,
+        capacity: u64,
+        message_bytes_max: u64,
+        history: u64,
+        hold_max_ns: i64,
+        uids: *const u32,
+        uid_count: u32,
+        reserved: u32,
+    }
+    "pelton_subscriber_options" SubscriberOptions {
+        wait: u32,
+        start_from: u64,
+        lag_after_ns: i64,
+        slack: u64,
+        capacity: u64,
+        message_bytes_max: u64,
+        deadline_ns: i64,
+        uids: *const u32,
+        uid_count: u32,
+        policy: u32,
     }
     "pelton_client_options" ClientOptions {
         wait: u32,
@@ -285,6 +318,62 @@ impl GatherOptions {
         let options = common!(self)?.membership_events(flag("membership_events", self.membership_events)?);
         let options = options.traced(flag("traced", self.traced)?);
         Ok(limit_lanes(options, "senders_max", self.senders_max)?.cast())
+    }
+}
+
+impl PublisherOptions {
+    pub fn build<M>(&self, is_threads_alone: bool) -> Answer<pelton::Options<M>> {
+        check_reserved(self.reserved)?;
+        if is_threads_alone {
+            PUBLISHING_THREAD.check(&[("uids", self.uid_count != 0)])?;
+        }
+        let options = Common::of_sizes(self.wait, self.capacity, self.message_bytes_max, self.uids, self.uid_count);
+        let options = set(self.history, options.build()?, pelton::Options::history);
+        Ok(match self.hold_max_ns {
+            0 => options,
+            // PELTON_NO_HOLD.
+            -1 => options.hold_max(Duration::ZERO),
+            ns => options.hold_max(interval("hold_max_ns", ns)?),
+        }
+        .cast())
+    }
+}
+
+impl SubscriberOptions {
+    pub fn build<M>(&self, maker: &Maker) -> Answer<pelton::Options<M>> {
+        let policy = match self.policy {
+            0 => Policy::Gate,
+            1 => Policy::Lag,
+            2 => Policy::Latest,
+            found => return Err(wrong("policy", found, "PELTON_GATE (0), PELTON_LAG (1) or PELTON_LATEST (2)")),
+        };
+        maker.check(&[
+            ("capacity", self.capacity != 0),
+            ("message_bytes_max", self.message_bytes_max != 0),
+            ("deadline_ns", self.deadline_ns != 0),
+            ("uids", self.uid_count != 0),
+        ])?;
+        let gates = policy == Policy::Gate;
+        if self.lag_after_ns != 0 && !gates {
+            return Err(wrong("lag_after_ns", self.lag_after_ns, "0, or the policy PELTON_GATE"));
+        }
+        if self.slack != 0 && (policy == Policy::Latest || gates && self.lag_after_ns == 0) {
+            return Err(wrong("slack", self.slack, "0, the policy PELTON_LAG, or PELTON_GATE with lag_after_ns"));
+        }
+        let options = Common::of_sizes(self.wait, self.capacity, self.message_bytes_max, self.uids, self.uid_count);
+        let options = options.build()?.policy(policy).connect_deadline(deadline(self.deadline_ns));
+        let options = options.start_from(match self.start_from {
+            0 => StartFrom::Now,
+            // PELTON_OLDEST.
+            u64::MAX => StartFrom::Oldest,
+            messages => StartFrom::Last(messages),
+        });
+        let options = set(self.slack, options, pelton::Options::slack);
+        Ok(match self.lag_after_ns {
+            0 => options,
+            ns => options.lag_after(interval("lag_after_ns", ns)?),
+        }
+        .cast())
     }
 }
 

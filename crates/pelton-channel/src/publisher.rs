@@ -576,10 +576,24 @@ impl Publisher {
     pub fn arm(&mut self, bytes: usize) -> Result<Armed> {
         self.endpoint.check_owner()?;
         self.check_size(bytes)?;
+        self.arm_for(Want::Message(bytes as u64))
+    }
+
+    /// As [`Publisher::arm`], for [`Publisher::wait_released_until`]: once that returns true without a wait. Arm again
+    /// whenever the descriptor is readable.
+    ///
+    /// # Errors
+    /// As [`Publisher::admit`].
+    pub fn arm_released(&mut self) -> Result<Armed> {
+        self.endpoint.check_owner()?;
+        self.arm_for(Want::Released)
+    }
+
+    fn arm_for(&mut self, want: Want) -> Result<Armed> {
         self.endpoint.doorbells.drain()?;
         failpoint("publisher arms: drained");
         self.attend()?;
-        let armed = Space { publisher: self, want: Want::Message(bytes as u64) }.arm()?;
+        let armed = Space { publisher: self, want }.arm()?;
         if !armed || self.lane.needs_timed_wait() {
             // As in `Sender::arm`.
             self.endpoint.doorbells.local_wake().ring();
@@ -613,6 +627,12 @@ impl Publisher {
         if self.endpoint.owner.is_current() {
             self.lane.disarm();
         }
+    }
+
+    /// Whether this process is a forked child of the publisher's: see [`crate::raw`].
+    #[doc(hidden)]
+    pub fn is_forked(&self) -> bool {
+        self.endpoint.owner.is_forked()
     }
 
     /// The number of the next message, from 1 on.

@@ -6,6 +6,8 @@
 //!   a space that is not committed is aborted.
 //! - A receiver: [`Receiver::peek_fast`] or [`Receiver::find`], then the payload, then [`Receiver::release_record`].
 //!   Between the two the receiver is used for nothing else.
+//! - A subscriber: [`Subscriber::try_receive`], [`Delivery::into_record`], then [`Subscriber::delivery_of`], whose drop
+//!   releases it. Between the two the subscriber is used for nothing else.
 //! - Chunks of a receiver: [`Receiver::take_chunk`], then [`Receiver::release_chunks`].
 //! - Copies of many messages, which are released one by one: [`Receiver::read_ahead`], [`Receiver::release_ahead`].
 //! - Waiting: `arm`, [`Sender::arm_for_space`], and the trait [`crate::wait::Side`].
@@ -28,6 +30,8 @@ pub use crate::receiver::{Ahead, Item};
 use crate::receiver::{Batch, Held, Message, Receiver};
 use crate::sender::{CHECK_AFTER, FreeSpace, Sender, WaitCondition};
 pub use crate::settings::{HANDSHAKE_TIMEOUT, Settings};
+#[cfg(doc)]
+use crate::subscriber::{Delivery, Subscriber};
 use crate::traceparent::Traceparent;
 pub use crate::transport::SharedLiveness;
 use crate::wait::Deadline;

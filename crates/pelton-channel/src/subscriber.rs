@@ -312,6 +312,11 @@ impl Subscriber {
         self.parts.lane.capacity()
     }
 
+    /// The largest message, in bytes.
+    pub fn message_bytes_max(&self) -> u64 {
+        self.parts.lane.message_bytes_max()
+    }
+
     /// The publisher's process.
     pub fn peer(&self) -> Option<Peer> {
         self.parts.link.peer()
@@ -544,6 +549,31 @@ impl Drop for Delivery<'_> {
             }
             None => self.subscriber.is_copied = false,
         }
+    }
+}
+
+/// The lower interface: see [`crate::raw`].
+#[doc(hidden)]
+impl Subscriber {
+    /// Whether this process is a forked child of the subscriber's.
+    pub fn is_forked(&self) -> bool {
+        self.endpoint.owner.is_forked()
+    }
+
+    /// The delivery of which [`Delivery::into_record`] has kept this. Between the two the subscriber is used for
+    /// nothing else.
+    #[inline]
+    pub fn delivery_of(&mut self, record: Option<Record>) -> Delivery<'_> {
+        Delivery { subscriber: self, record, missed: 0 }
+    }
+}
+
+#[doc(hidden)]
+impl Delivery<'_> {
+    /// Ends the borrow, and releases nothing. See [`Subscriber::delivery_of`].
+    #[inline]
+    pub fn into_record(self) -> Option<Record> {
+        std::mem::ManuallyDrop::new(self).record
     }
 }
 

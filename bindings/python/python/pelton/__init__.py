@@ -7,6 +7,12 @@
     with pelton.Sender.connect("events", timeout=10) as sender:      # another one waits for it, up to 10 seconds
         sender.send(b"hello")                                # waits while the lane is full
 
+    with pelton.publish("prices") as publisher:               # one publisher, many subscribers
+        publisher.send(b"17")
+
+    for delivery in pelton.Subscriber.connect("prices", policy="lag"):
+        print(delivery.data, delivery.missed)
+
     with pelton.Service.listen("prices") as service:         # calls
         service.run(lambda request: request.data.upper(), threads=4)
 
@@ -54,11 +60,13 @@ from pelton._errors import (
 from pelton._pelton import (
     Call,
     Client,
+    Delivery,
     Info,
     Listener,
     LoopClient,
     Message,
     Opening,
+    Publisher,
     Receiver,
     RecordFile,
     RecordReader,
@@ -66,8 +74,11 @@ from pelton._pelton import (
     Reservation,
     Sender,
     Service,
+    Subscriber,
+    SubscriberState,
     gather,
     listen,
+    publish,
     threads,
 )
 from pelton.queue import JoinableQueue, Queue, SimpleQueue
@@ -83,6 +94,7 @@ __all__ = [
     "ClosedHandle",
     "Corrupt",
     "Damaged",
+    "Delivery",
     "DescriptorsLost",
     "Error",
     "Failed",
@@ -103,6 +115,7 @@ __all__ = [
     "NotReserved",
     "Opening",
     "PeerDied",
+    "Publisher",
     "Queue",
     "Rebooted",
     "Receiver",
@@ -117,6 +130,8 @@ __all__ = [
     "Sender",
     "Service",
     "SimpleQueue",
+    "Subscriber",
+    "SubscriberState",
     "System",
     "TimedOut",
     "TooLarge",
@@ -124,5 +139,6 @@ __all__ = [
     "TooSmall",
     "gather",
     "listen",
+    "publish",
     "threads",
 ]

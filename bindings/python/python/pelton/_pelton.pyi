@@ -2,13 +2,14 @@
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Protocol, Self, final
+from typing import Any, Literal, Protocol, Self, final
 
 from typing_extensions import Buffer
 
 __all__ = [
     "Call",
     "Client",
+    "Delivery",
     "Engine",
     "File",
     "Info",
@@ -17,6 +18,7 @@ __all__ = [
     "Message",
     "Opening",
     "Parts",
+    "Publisher",
     "QueueFile",
     "Receiver",
     "RecordFile",
@@ -25,8 +27,11 @@ __all__ = [
     "Reservation",
     "Sender",
     "Service",
+    "Subscriber",
+    "SubscriberState",
     "gather",
     "listen",
+    "publish",
     "threads",
 ]
 
@@ -58,7 +63,7 @@ class Info:
 
 @final
 class Opening:
-    def try_finish(self) -> Sender | Receiver | LoopClient | None: ...
+    def try_finish(self) -> Sender | Receiver | LoopClient | Subscriber | None: ...
     def fileno(self) -> int: ...
     def close(self) -> None: ...
     @property
@@ -271,6 +276,117 @@ class Receiver:
     def closed(self) -> bool: ...
     def __iter__(self) -> Self: ...
     def __next__(self) -> bytes: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+@final
+class Delivery:
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def missed(self) -> int: ...
+
+@final
+class SubscriberState:
+    @property
+    def pid(self) -> int: ...
+    @property
+    def uid(self) -> int: ...
+    @property
+    def policy(self) -> Literal["gate", "lag", "latest"]: ...
+    @property
+    def lag_after(self) -> float | None: ...
+    @property
+    def lags(self) -> bool: ...
+    @property
+    def behind(self) -> int: ...
+    @property
+    def messages(self) -> int: ...
+    @property
+    def missed(self) -> int: ...
+    @property
+    def holds(self) -> float | None: ...
+
+@final
+class Publisher:
+    def send(self, data: Buffer, timeout: float | None = None) -> None: ...
+    def try_send(self, data: Buffer) -> bool: ...
+    def subscriber(
+        self,
+        *,
+        policy: Literal["gate", "lag", "latest"] = "gate",
+        lag_after: float | None = None,
+        slack: int | None = None,
+        start_from: Literal["now", "oldest"] | int = "now",
+        spin: bool = False,
+    ) -> Subscriber: ...
+    def admit(self) -> int: ...
+    def wait_subscribers(self, count: int, timeout: float | None = None) -> None: ...
+    def wait_released(self, timeout: float | None = None) -> None: ...
+    def subscribers(self) -> list[SubscriberState]: ...
+    def info(self) -> Info: ...
+    def fileno(self) -> int: ...
+    def arm(self, bytes: int | None = None) -> bool: ...
+    def arm_released(self) -> bool: ...
+    def disarm(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+@final
+class Subscriber:
+    @classmethod
+    def connect(
+        cls,
+        name: str,
+        *,
+        timeout: float | None = 0.0,
+        policy: Literal["gate", "lag", "latest"] = "gate",
+        lag_after: float | None = None,
+        slack: int | None = None,
+        start_from: Literal["now", "oldest"] | int = "now",
+        capacity: int | None = None,
+        message_bytes_max: int | None = None,
+        allow_uids: Sequence[int] | None = None,
+        spin: bool = False,
+    ) -> Self: ...
+    @classmethod
+    def start_connect(
+        cls,
+        name: str,
+        *,
+        timeout: float | None = 0.0,
+        policy: Literal["gate", "lag", "latest"] = "gate",
+        lag_after: float | None = None,
+        slack: int | None = None,
+        start_from: Literal["now", "oldest"] | int = "now",
+        capacity: int | None = None,
+        message_bytes_max: int | None = None,
+        allow_uids: Sequence[int] | None = None,
+        spin: bool = False,
+    ) -> Opening: ...
+    def recv(self, timeout: float | None = None) -> Delivery: ...
+    def try_recv(self) -> Delivery | None: ...
+    def resume(self, timeout: float | None = None) -> None: ...
+    @property
+    def missed(self) -> int: ...
+    def info(self) -> Info: ...
+    def fileno(self) -> int: ...
+    def arm(self) -> bool: ...
+    def disarm(self) -> None: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Delivery: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
@@ -535,6 +651,16 @@ def listen(
     spin: bool = False,
     traced: bool = False,
 ) -> Listener: ...
+def publish(
+    name: str | None = None,
+    *,
+    capacity: int | None = None,
+    message_bytes_max: int | None = None,
+    history: int | None = None,
+    hold_max: float | None = None,
+    allow_uids: Sequence[int] | None = None,
+    spin: bool = False,
+) -> Publisher: ...
 def gather(
     name: str,
     *,

@@ -1,7 +1,7 @@
 //! Structures as the headers declare them, and of older and newer programs; arrays that are NULL.
 
 use super::*;
-use crate::{client, engine, flush, operation, options, receiver, records, sender, service};
+use crate::{broadcast, client, engine, flush, operation, options, receiver, records, sender, service};
 use std::collections::BTreeMap;
 
 sized_structures! {
@@ -118,6 +118,12 @@ fn each_structure_has_the_size_and_the_fields_of_pelton_abi() {
         lines::<receiver::CMessage>(),
         lines::<receiver::CEvent>(),
         lines::<receiver::ReceiverInfo>(),
+        lines::<options::PublisherOptions>(),
+        lines::<options::SubscriberOptions>(),
+        lines::<broadcast::CDelivery>(),
+        lines::<broadcast::CSubscriberState>(),
+        lines::<broadcast::PublisherInfo>(),
+        lines::<broadcast::SubscriberInfo>(),
         lines::<client::CCompletion>(),
         lines::<client::ClientInfo>(),
         lines::<service::CRequest>(),

@@ -432,6 +432,11 @@ impl BroadcastConsumer {
         self.data.capacity()
     }
 
+    /// The largest message, in bytes.
+    pub fn message_bytes_max(&self) -> u64 {
+        self.bytes_max
+    }
+
     /// The number of the next message, or for *latest* the number after the newest one received.
     pub fn number(&self) -> u64 {
         self.number + self.skip

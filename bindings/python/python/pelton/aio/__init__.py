@@ -15,14 +15,35 @@ nothing, a cancelled accept has refused nobody, and a cancelled resume leaves th
 waits at an endpoint or a listener; a second one gets `pelton.Busy`. An endpoint belongs to the loop in which it first
 waits.
 
+One publisher to many subscribers:
+
+    async with await pelton.aio.Subscriber.connect("prices", timeout=10, policy="lag") as subscriber:
+        async for delivery in subscriber:
+            print(delivery.data, delivery.missed)
+
+Calls:
+
     async with await pelton.aio.Client.connect("prices", timeout=10) as client:
         print(await asyncio.gather(client.call(b"tea"), client.call(b"rice")))
 
 Any number of tasks call by one client.
 """
 
+from pelton.aio._broadcast import Publisher, Subscriber, publish
 from pelton.aio._channel import Listener, Receiver, Sender, gather, listen
 from pelton.aio._client import Client, Stream
 from pelton.aio._service import Service
 
-__all__ = ["Client", "Listener", "Receiver", "Sender", "Service", "Stream", "gather", "listen"]
+__all__ = [
+    "Client",
+    "Listener",
+    "Publisher",
+    "Receiver",
+    "Sender",
+    "Service",
+    "Stream",
+    "Subscriber",
+    "gather",
+    "listen",
+    "publish",
+]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import pelton
 from pelton.aio._options import Connect, ConnectSender, Gather, ListenChannel, OpenPath
-from pelton.aio._watch import Closing, Watch, checked, finished, opened
+from pelton.aio._watch import Closing, Watch, Watched, checked, finished, opened
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -19,18 +19,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A task that always finds a message, or space, lets the others run after this number of them. A guess.
-_TURN = 256
 
-
-class _Endpoint(Closing):
+class _Endpoint(Watched):
     """What a sender and a receiver have in common."""
 
     def __init__(self, endpoint: pelton.Sender | pelton.Receiver) -> None:
         super().__init__(endpoint)
-        self._watch = Watch(endpoint.fileno())
         self._endpoint = endpoint
-        self._turns = 0
         # Of a `resume` that waits.
         self._opening_watch: Watch | None = None
         # The thread of a `sync` that has begun. After a cancel it still uses the endpoint.
@@ -39,24 +34,10 @@ class _Endpoint(Closing):
         self._sync_error: Exception | None = None
 
     async def _pause(self) -> None:
-        self._turns += 1
-        if self._turns >= _TURN:
-            self._turns = 0
-            await asyncio.sleep(0)
+        await super()._pause()
         # Last: the caller continues before another task can begin to sync.
         if self._syncing is not None:
             await self._synced()
-
-    async def _until_ready(self, arm: Callable[..., bool], *arguments: int) -> bool:
-        """Arms, and waits unless what is wanted is there already: then it returns False."""
-        self._watch.check_free()
-        try:
-            if is_waiting := arm(*arguments):
-                await self._watch.readable()
-            return is_waiting
-        finally:
-            if not self._endpoint.closed:
-                self._endpoint.disarm()
 
     async def resume(self) -> None:
         """After `PeerDied` or `Closed`: waits for a successor of the peer, which gets the lane with what is unreleased.
@@ -128,21 +109,12 @@ class _Endpoint(Closing):
             if self._syncing is syncing:
                 self._syncing = None
 
-    def info(self) -> pelton.Info:
-        """The lane's sizes, the peer, and counters since the creation. Does not wait: `Busy` during a `sync`."""
-        return self._endpoint.info()
-
     def close(self) -> None:
         """Ends the channel. Does not wait. A task that waits here gets `ClosedHandle`."""
-        self._watch.end()
-        self._endpoint.close()
+        super().close()
         if self._opening_watch is not None:
             # The task that resumes finds the endpoint closed.
             self._opening_watch.end()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_endpoint"):
-            self._watch.forget(self._endpoint)
 
 
 class Receiver(_Endpoint):

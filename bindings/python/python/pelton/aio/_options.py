@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 
 class Listen(TypedDict, total=False):
@@ -34,6 +34,26 @@ class OpenPath(Connect, total=False):
     create: bool
     lanes: int | None
     mode: int | None
+
+
+class Publish(Listen, total=False):
+    history: int | None
+    hold_max: float | None
+
+
+class SubscribeThread(TypedDict, total=False):
+    policy: Literal["gate", "lag", "latest"]
+    lag_after: float | None
+    slack: int | None
+    start_from: Literal["now", "oldest"] | int
+    spin: bool
+
+
+class Subscribe(SubscribeThread, total=False):
+    timeout: float | None
+    capacity: int | None
+    message_bytes_max: int | None
+    allow_uids: Sequence[int] | None
 
 
 class ConnectClient(Connect, total=False):

@@ -20,7 +20,8 @@ import org.jspecify.annotations.Nullable;
  * is logged as a warning.
  */
 public abstract sealed class Handle implements AutoCloseable
-        permits Appender, File, Files, HeldMessage, Listener, LockedHandle, Receiver, RecordReader, Sender, Service {
+        permits Appender, File, Files, HeldMessage, Listener, LockedHandle, Publisher, Receiver, RecordReader, Sender, Service,
+                Subscriber {
     private static final Cleaner CLEANER = Cleaner.create();
     private static final AtomicBoolean HAS_WARNED = new AtomicBoolean();
     private static final VarHandle USER;
@@ -180,11 +181,12 @@ public abstract sealed class Handle implements AutoCloseable
         }
     }
 
-    /** Opens by a function (name, options, out) that does not wait: returns the C handle. */
-    static long open(MethodHandle function, String name, Function<Arena, MemorySegment> options) {
+    /** Opens by a function (name, options, out) that does not wait: returns the C handle. The name may be null. */
+    static long open(MethodHandle function, @Nullable String name, Function<Arena, MemorySegment> options) {
         try (Arena arena = Arena.ofConfined()) {
             MemorySegment out = arena.allocate(8, 8);
-            PeltonException.check((int) function.invokeExact(arena.allocateFrom(name), options.apply(arena), out));
+            MemorySegment named = name == null ? MemorySegment.NULL : arena.allocateFrom(name);
+            PeltonException.check((int) function.invokeExact(named, options.apply(arena), out));
             return out.get(ValueLayout.JAVA_LONG, 0);
         } catch (Throwable failure) {
             throw Native.unexpected(failure);

@@ -93,6 +93,37 @@ final class Native {
     static final MethodHandle RECEIVER_ARM = function("pelton_receiver_arm", JAVA_INT, JAVA_LONG);
     static final MethodHandle RECEIVER_DISARM = function("pelton_receiver_disarm", JAVA_INT, JAVA_LONG);
 
+    static final MethodHandle PUBLISHER_OPEN = opening("pelton_publisher_open");
+    static final MethodHandle PUBLISHER_SUBSCRIBER =
+            function("pelton_publisher_subscriber", JAVA_INT, JAVA_LONG, ADDRESS, ADDRESS);
+    static final MethodHandle PUBLISHER_SEND =
+            function("pelton_publisher_send", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle PUBLISHER_WAIT_SUBSCRIBERS =
+            function("pelton_publisher_wait_subscribers", JAVA_INT, JAVA_LONG, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle PUBLISHER_WAIT_RELEASED =
+            function("pelton_publisher_wait_released", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle PUBLISHER_SUBSCRIBERS =
+            function("pelton_publisher_subscribers", JAVA_INT, JAVA_LONG, ADDRESS, JAVA_LONG, ADDRESS);
+    static final MethodHandle PUBLISHER_FD = function("pelton_publisher_fd", JAVA_INT, JAVA_LONG);
+    static final MethodHandle PUBLISHER_ARM = function("pelton_publisher_arm", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle PUBLISHER_DISARM = function("pelton_publisher_disarm", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SUBSCRIBER_OPEN_START = opening("pelton_subscriber_open_start");
+    static final MethodHandle SUBSCRIBER_OPENING_FD =
+            function("pelton_subscriber_opening_fd", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SUBSCRIBER_OPENING_FINISH =
+            function("pelton_subscriber_opening_finish", JAVA_INT, JAVA_LONG, ADDRESS);
+    static final MethodHandle SUBSCRIBER_RECEIVE =
+            function("pelton_subscriber_receive", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
+    static final MethodHandle SUBSCRIBER_RELEASE = function("pelton_subscriber_release", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SUBSCRIBER_RESUME =
+            function("pelton_subscriber_resume", JAVA_INT, JAVA_LONG, JAVA_LONG);
+    static final MethodHandle SUBSCRIBER_FD = function("pelton_subscriber_fd", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SUBSCRIBER_POLL = function("pelton_subscriber_poll", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SUBSCRIBER_ARM = function("pelton_subscriber_arm", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SUBSCRIBER_DISARM = function("pelton_subscriber_disarm", JAVA_INT, JAVA_LONG);
+    static final MethodHandle SUBSCRIBER_GET_INFO =
+            function("pelton_subscriber_get_info", JAVA_INT, JAVA_LONG, ADDRESS);
+
     static final MethodHandle CLIENT_OPEN_START = opening("pelton_client_open_start");
     static final MethodHandle CLIENT_OPENING_FD = function("pelton_client_opening_fd", JAVA_INT, JAVA_LONG);
     static final MethodHandle CLIENT_OPENING_FINISH =

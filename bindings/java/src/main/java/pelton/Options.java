@@ -152,7 +152,7 @@ public record Options(
     }
 
     /** The pointer and the number, one after the other in each of the structures. */
-    private void setUids(MemorySegment options, long at, Arena arena) {
+    void setUids(MemorySegment options, long at, Arena arena) {
         if (allowUids.isEmpty()) return;
         int[] uids = allowUids.stream().mapToInt(uid -> uid).toArray();
         options.set(ValueLayout.ADDRESS, at, arena.allocateFrom(ValueLayout.JAVA_INT, uids));

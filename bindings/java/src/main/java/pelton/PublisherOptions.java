@@ -1,0 +1,49 @@
+package pelton;
+
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
+import java.lang.foreign.ValueLayout;
+import java.time.Duration;
+import org.jspecify.annotations.Nullable;
+
+/**
+ * Options of a {@link Publisher}. {@code with} methods return changed copies.
+ *
+ * @param lane the sizes, the users that may subscribe, and whether it never sleeps: its other options have no use here
+ * @param history messages kept for subscribers that join later, as far as they fit into half the capacity
+ * @param holdMax how long one subscriber may hold the publisher up at one message: one that could do so for longer is
+ *     refused, and with zero each must lag; null is no limit
+ */
+public record PublisherOptions(Options lane, long history, @Nullable Duration holdMax) {
+    /** A lane of 64 MiB, no history, and any subscriber. */
+    public static final PublisherOptions DEFAULTS = new PublisherOptions(Options.DEFAULTS, 0, null);
+
+    /** Returns a copy with these sizes. */
+    public PublisherOptions withLane(Options lane) {
+        return new PublisherOptions(lane, history, holdMax);
+    }
+
+    /** Returns a copy that keeps so many messages. */
+    public PublisherOptions withHistory(long messages) {
+        return new PublisherOptions(lane, messages, holdMax);
+    }
+
+    /** Returns a copy that one subscriber may hold up for so long. */
+    public PublisherOptions withHoldMax(Duration time) {
+        return new PublisherOptions(lane, history, time);
+    }
+
+    /** As {@code pelton_publisher_options}. */
+    MemorySegment toNative(Arena arena) {
+        MemorySegment options = arena.allocate(56, 8);
+        options.set(ValueLayout.JAVA_INT, 0, 56);
+        options.set(ValueLayout.JAVA_INT, 4, lane.spin() ? 1 : 0);
+        options.set(ValueLayout.JAVA_LONG, 8, lane.capacity());
+        options.set(ValueLayout.JAVA_LONG, 16, lane.messageBytesMax());
+        options.set(ValueLayout.JAVA_LONG, 24, history);
+        // PELTON_NO_HOLD.
+        if (holdMax != null) options.set(ValueLayout.JAVA_LONG, 32, holdMax.isZero() ? -1 : holdMax.toNanos());
+        lane.setUids(options, 40, arena);
+        return options;
+    }
+}

@@ -1,0 +1,218 @@
+package pelton;
+
+import static java.lang.foreign.ValueLayout.ADDRESS;
+import static java.lang.foreign.ValueLayout.JAVA_BYTE;
+import static java.lang.foreign.ValueLayout.JAVA_INT;
+import static java.lang.foreign.ValueLayout.JAVA_LONG;
+
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
+import java.lang.invoke.MethodHandle;
+import java.time.Duration;
+import java.util.Iterator;
+import java.util.NoSuchElementException;
+import org.jspecify.annotations.Nullable;
+
+/**
+ * Receives the messages of a {@link Publisher}. One thread at a time uses it. After the last message of a publisher
+ * that has gone, the methods throw {@link PeltonException.Closed} or {@link PeltonException.PeerDied}. {@link #close}
+ * leaves the broadcast.
+ *
+ * <p>An interrupt ends a wait with {@link InterruptedException}, and no message is lost: the next call receives it.
+ */
+public final class Subscriber extends Handle implements Iterable<Delivery> {
+    private static final int INFO_BYTES = 88;
+
+    private final MemorySegment delivery = Arena.ofAuto().allocate(32, 8);
+
+    Subscriber(long address) {
+        super(address);
+    }
+
+    /**
+     * Subscribes to the publisher under a short name ("prices") or a socket's path ("unix:PATH"). Waits for it up to
+     * the timeout of the options' connection. Throws {@link PeltonException.NoListener}, {@link
+     * PeltonException.TimedOut}, and other {@link PeltonException}s: the publisher has 64 subscribers, or takes none
+     * that could hold it up for so long.
+     */
+    public static Subscriber connect(String name, SubscriberOptions options) throws InterruptedException {
+        return new Subscriber(openInSteps(
+                Native.SUBSCRIBER_OPEN_START,
+                Native.SUBSCRIBER_OPENING_FD,
+                Native.SUBSCRIBER_OPENING_FINISH,
+                name,
+                options::toNative));
+    }
+
+    /** As {@link #connect(String, SubscriberOptions)} with {@link SubscriberOptions#DEFAULTS}. */
+    public static Subscriber connect(String name) throws InterruptedException {
+        return connect(name, SubscriberOptions.DEFAULTS);
+    }
+
+    /** Waits for the next message, and returns a copy. */
+    public Delivery receive() throws InterruptedException {
+        Delivery found = receive(Native.FOREVER);
+        if (found == null) throw new AssertionError("a wait without limit has ended without a message");
+        return found;
+    }
+
+    /** As {@link #receive()}; returns null if there is no message within {@code timeout}. */
+    public @Nullable Delivery receive(Duration timeout) throws InterruptedException {
+        return receive(Native.deadline(timeout));
+    }
+
+    /** As {@link #receive()}, without a wait: returns null if there is no message. */
+    public @Nullable Delivery tryReceive() {
+        try {
+            return receive(Native.NO_WAIT);
+        } catch (InterruptedException impossible) {
+            throw new AssertionError("no wait was interrupted", impossible);
+        }
+    }
+
+    private @Nullable Delivery receive(long deadlineNs) throws InterruptedException {
+        long address = enter();
+        try {
+            int result = (int) Native.SUBSCRIBER_RECEIVE.invokeExact(address, Native.NO_WAIT, delivery);
+            boolean isVirtual = Thread.currentThread().isVirtual();
+            while (result == PeltonException.AGAIN && !Native.isPast(deadlineNs)) {
+                if (Thread.interrupted()) throw new InterruptedException();
+                if (isVirtual) {
+                    awaitMessage(address, deadlineNs);
+                    result = (int) Native.SUBSCRIBER_RECEIVE.invokeExact(address, Native.NO_WAIT, delivery);
+                } else {
+                    result = (int)
+                            Native.SUBSCRIBER_RECEIVE.invokeExact(address, Native.slice(deadlineNs), delivery);
+                }
+            }
+            if (result == PeltonException.AGAIN) return null;
+            PeltonException.check(result);
+            try {
+                // The library keeps that many bytes there until the release.
+                byte[] data = delivery.get(ADDRESS, 0)
+                        .reinterpret(delivery.get(JAVA_LONG, 8))
+                        .toArray(JAVA_BYTE);
+                return new Delivery(data, delivery.get(JAVA_LONG, 16), delivery.get(JAVA_LONG, 24));
+            } finally {
+                PeltonException.check((int) Native.SUBSCRIBER_RELEASE.invokeExact(address));
+            }
+        } catch (InterruptedException interrupted) {
+            throw interrupted;
+        } catch (Throwable failure) {
+            throw Native.unexpected(failure);
+        } finally {
+            exit();
+        }
+    }
+
+    /** Parks until there is a message, or the deadline. It may be for nothing. */
+    private void awaitMessage(long address, long deadlineNs) throws Throwable {
+        int result = (int) Native.SUBSCRIBER_POLL.invokeExact(address);
+        if (result == PeltonException.OK) return;
+        if (result == PeltonException.AGAIN) result = (int) Native.SUBSCRIBER_ARM.invokeExact(address);
+        PeltonException.check(result);
+        if (result == PeltonException.READY) return;
+        try {
+            park(Native.SUBSCRIBER_FD, address, deadlineNs);
+        } finally {
+            int ignored = (int) Native.SUBSCRIBER_DISARM.invokeExact(address);
+        }
+    }
+
+    /**
+     * Waits for each message; {@code hasNext} does, and keeps it for {@code next}. Ends when the publisher has closed.
+     * An interrupt ends it with its flag set.
+     */
+    @Override
+    public Iterator<Delivery> iterator() {
+        return new Iterator<>() {
+            private @Nullable Delivery found;
+
+            @Override
+            public boolean hasNext() {
+                try {
+                    if (found == null) found = receive();
+                    return true;
+                } catch (PeltonException.Closed closed) {
+                    return false;
+                } catch (InterruptedException interrupted) {
+                    Thread.currentThread().interrupt();
+                    return false;
+                }
+            }
+
+            @Override
+            public Delivery next() {
+                if (!hasNext()) throw new NoSuchElementException("the publisher has closed: hasNext() returns false");
+                Delivery next = found;
+                found = null;
+                return next;
+            }
+        };
+    }
+
+    /**
+     * After {@link PeltonException.PeerDied} or {@link PeltonException.Closed}: waits for the publisher's successor
+     * under the same name, and joins it with the same options. Its messages count from 1. Returns false if none came
+     * within {@code timeout}. Also a virtual thread waits in the library.
+     */
+    public boolean resume(Duration timeout) throws InterruptedException {
+        long address = enter();
+        try {
+            int result = inSlices(Native.SUBSCRIBER_RESUME, address, Native.deadline(timeout));
+            if (result < 0 && result != PeltonException.AGAIN) throw PeltonException.of(result);
+            return result == PeltonException.OK;
+        } finally {
+            exit();
+        }
+    }
+
+    /** Returns how many messages it has missed so far, also at the very end; with {@link Policy#LATEST}, skipped. */
+    public long missed() {
+        long address = enter();
+        try (Arena arena = Arena.ofConfined()) {
+            MemorySegment info = arena.allocate(INFO_BYTES, 8);
+            info.set(JAVA_INT, 0, INFO_BYTES);
+            PeltonException.check((int) Native.SUBSCRIBER_GET_INFO.invokeExact(address, info));
+            return info.get(JAVA_LONG, 56);
+        } catch (Throwable failure) {
+            throw Native.unexpected(failure);
+        } finally {
+            exit();
+        }
+    }
+
+    /**
+     * Returns the descriptor for an event loop, which it polls for reading while the subscriber is armed. It is
+     * constant; do not read or close it.
+     */
+    public int fd() {
+        return armed(Native.SUBSCRIBER_FD);
+    }
+
+    /**
+     * Makes the descriptor readable once there is a message, or the publisher has gone. Does not wait. Returns false if
+     * there is a message now: receive first. Throws as {@link #receive()} when the publisher has gone.
+     */
+    public boolean arm() {
+        return armed(Native.SUBSCRIBER_ARM) == PeltonException.OK;
+    }
+
+    /** Ends what {@link #arm} began: when the descriptor is readable, before the messages are received. */
+    public void disarm() {
+        armed(Native.SUBSCRIBER_DISARM);
+    }
+
+    private int armed(MethodHandle function) {
+        long address = enter();
+        try {
+            int result = (int) function.invokeExact(address);
+            PeltonException.check(result);
+            return result;
+        } catch (Throwable failure) {
+            throw Native.unexpected(failure);
+        } finally {
+            exit();
+        }
+    }
+}

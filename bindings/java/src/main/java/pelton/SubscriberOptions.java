@@ -1,0 +1,69 @@
+package pelton;
+
+import java.lang.foreign.Arena;
+import java.lang.foreign.MemorySegment;
+import java.lang.foreign.ValueLayout;
+import java.time.Duration;
+import org.jspecify.annotations.Nullable;
+
+/**
+ * Options of a {@link Subscriber}. {@code with} methods return changed copies.
+ *
+ * @param connection how long to wait for a publisher, the largest lane and message that it accepts, the users that may
+ *     be the publisher, and whether it never sleeps: its other options have no use here
+ * @param policy what the publisher does when this subscriber falls behind
+ * @param lagAfter with {@link Policy#GATE}: how long it holds the publisher up at one message, before it lags; null is
+ *     no limit
+ * @param slack bytes by which it may be behind, while it lags, before it misses messages; 0: 256 KiB
+ * @param startFrom the first message: so many before the next one, or {@link #OLDEST}
+ */
+public record SubscriberOptions(
+        Options connection, Policy policy, @Nullable Duration lagAfter, long slack, long startFrom) {
+    /** The publisher waits for it; it begins with the next message. */
+    public static final SubscriberOptions DEFAULTS =
+            new SubscriberOptions(Options.DEFAULTS, Policy.GATE, null, 0, 0);
+    /** A value of {@code startFrom}: the oldest message that the publisher has. */
+    public static final long OLDEST = -1;
+
+    /** Returns a copy that connects so. */
+    public SubscriberOptions withConnection(Options connection) {
+        return new SubscriberOptions(connection, policy, lagAfter, slack, startFrom);
+    }
+
+    /** Returns a copy with this policy. */
+    public SubscriberOptions withPolicy(Policy policy) {
+        return new SubscriberOptions(connection, policy, lagAfter, slack, startFrom);
+    }
+
+    /** Returns a copy that lags after it has held the publisher up for so long. */
+    public SubscriberOptions withLagAfter(Duration time) {
+        return new SubscriberOptions(connection, policy, time, slack, startFrom);
+    }
+
+    /** Returns a copy that may be behind by so many bytes. */
+    public SubscriberOptions withSlack(long bytes) {
+        return new SubscriberOptions(connection, policy, lagAfter, bytes, startFrom);
+    }
+
+    /** Returns a copy that begins so many messages before the next one. */
+    public SubscriberOptions withStartFrom(long messages) {
+        return new SubscriberOptions(connection, policy, lagAfter, slack, messages);
+    }
+
+    /** As {@code pelton_subscriber_options}. */
+    MemorySegment toNative(Arena arena) {
+        MemorySegment options = arena.allocate(72, 8);
+        Duration timeout = connection.timeout();
+        options.set(ValueLayout.JAVA_INT, 0, 72);
+        options.set(ValueLayout.JAVA_INT, 4, connection.spin() ? 1 : 0);
+        options.set(ValueLayout.JAVA_LONG, 8, startFrom);
+        if (lagAfter != null) options.set(ValueLayout.JAVA_LONG, 16, Math.max(1, lagAfter.toNanos()));
+        options.set(ValueLayout.JAVA_LONG, 24, slack);
+        options.set(ValueLayout.JAVA_LONG, 32, connection.capacity());
+        options.set(ValueLayout.JAVA_LONG, 40, connection.messageBytesMax());
+        options.set(ValueLayout.JAVA_LONG, 48, timeout == null ? 0 : Native.deadline(timeout));
+        connection.setUids(options, 56, arena);
+        options.set(ValueLayout.JAVA_INT, 68, policy.ordinal());
+        return options;
+    }
+}

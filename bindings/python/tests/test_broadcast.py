@@ -1,0 +1,279 @@
+"""Publishers and subscribers: policies, waits, ends; in threads, processes and event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import threading
+from collections.abc import Callable
+from subprocess import Popen
+from typing import Any
+
+import pelton
+import pelton.aio
+import pytest
+from conftest import LIMIT, Run
+
+Start = Callable[..., Popen[str]]
+
+# Receives until the publisher has closed, and prints how many were received and missed, and whether the order held.
+SUBSCRIBE = """
+import pelton, sys
+received = missed = 0
+with pelton.Subscriber.connect(sys.argv[1], timeout=30, policy=sys.argv[2]) as subscriber:
+    print("joined", flush=True)
+    for delivery in subscriber:
+        received += 1
+        missed += delivery.missed
+        assert int(delivery.data) == delivery.number == received + missed
+    print(received, subscriber.missed)
+"""
+
+PUBLISH_AND_WAIT = """
+import pelton, sys, time
+publisher = pelton.publish(sys.argv[1])
+publisher.wait_subscribers(1, 30)
+publisher.send(b"one")
+publisher.wait_subscribers(2, 100)
+"""
+
+
+def small(**options: Any) -> pelton.Publisher:
+    return pelton.publish(capacity=1 << 16, **options)
+
+
+def fill(publisher: pelton.Publisher) -> int:
+    """Sends until there is no space."""
+    sent = 0
+    while publisher.try_send(bytes(1000)):
+        sent += 1
+    return sent
+
+
+def test_each_process_receives_by_its_policy(name: str, start: Start) -> None:
+    total = 20_000
+    processes = {policy: start(SUBSCRIBE, name, policy) for policy in ("gate", "lag", "latest")}
+    with pelton.publish(name, capacity=1 << 16) as publisher:
+        publisher.wait_subscribers(3, LIMIT)
+        for number in range(1, total + 1):
+            publisher.send(b"%d" % number, LIMIT)
+        publisher.wait_released(LIMIT)
+        states = publisher.subscribers()
+        assert sorted(state.policy for state in states) == ["gate", "lag", "latest"]
+        assert {state.pid for state in states} == {process.pid for process in processes.values()}
+        assert all(state.uid == os.geteuid() and state.lag_after is None for state in states)
+        info = publisher.info()
+        assert (info.messages, info.capacity, info.message_bytes_max) == (total, 1 << 16, (1 << 15) - 32)
+    for policy, process in processes.items():
+        joined, result = process.communicate(timeout=LIMIT)[0].splitlines()
+        received, missed = map(int, result.split())
+        assert (joined, received + missed, process.returncode) == ("joined", total, 0)
+        assert received > 0 and (policy != "gate" or missed == 0)
+
+
+def test_a_slow_gate_is_shown_and_waited_for() -> None:
+    with small() as publisher, publisher.subscriber() as subscriber:
+        sent = fill(publisher)
+        with pytest.raises(pelton.TimedOut):
+            publisher.send(b"x" * 1000, 0.01)
+        (state,) = publisher.subscribers()
+        assert (state.policy, state.behind, state.lags) == ("gate", sent, False)
+        assert state.holds is not None and state.holds > 0
+        assert publisher.arm(1000)
+        assert not select.select([publisher], [], [], 0)[0]
+        with pytest.raises(pelton.TimedOut):
+            publisher.wait_released(0)
+        buffer = bytearray(b"y" * 1000)
+        sending = threading.Thread(target=publisher.send, args=[buffer, LIMIT])
+        sending.start()
+        for number in range(1, sent + 1):
+            delivery = subscriber.recv(LIMIT)
+            assert (len(delivery.data), delivery.number, delivery.missed) == (1000, number, 0)
+        sending.join()
+        delivery = subscriber.recv(LIMIT)
+        assert (delivery.data, delivery.number) == (bytes(buffer), sent + 1)
+        publisher.wait_released(LIMIT)
+        assert not publisher.arm_released()
+        assert publisher.subscribers()[0].holds is None
+        assert subscriber.try_recv() is None
+        with pytest.raises(pelton.TimedOut):
+            subscriber.recv(0.01)
+
+
+def test_policies_that_miss_messages_count_them() -> None:
+    with small(hold_max=0.01, history=5) as publisher:
+        publisher.send(memoryview(b"before"))
+        with pytest.raises(pelton.Refused, match="hold_max"):
+            publisher.subscriber()
+        late = publisher.subscriber(lag_after=0.01, slack=8192, start_from="oldest")
+        lag = publisher.subscriber(policy="lag", start_from=1)
+        latest = publisher.subscriber(policy="latest")
+        assert late.recv(0).data == lag.recv(0).data == b"before"
+        for _ in range(200):
+            publisher.send(bytearray(1000), LIMIT)
+        assert latest.recv(0).missed == 199
+        for subscriber in (late, lag):
+            seen, missed = 1, 0
+            while (delivery := subscriber.try_recv()) is not None:
+                seen, missed = seen + 1, missed + delivery.missed
+                assert delivery.number == seen + missed
+            assert (seen + missed, subscriber.missed) == (201, missed)
+            assert missed > 0
+        assert publisher.subscribers()[0].lag_after == 0.01
+        assert len(publisher.subscribers()) == publisher.admit() == 3
+        latest.close()
+        assert publisher.admit() == 2
+
+
+def test_options_that_contradict_are_refused(name: str) -> None:
+    wrong: list[tuple[type[Exception], dict[str, Any]]] = [
+        (pelton.BadOption, {"policy": "fast"}),
+        (TypeError, {"policy": 1}),
+        (pelton.BadOption, {"start_from": "yesterday"}),
+        (pelton.BadOption, {"start_from": -1}),
+        (TypeError, {"start_from": 1.5}),
+        (pelton.BadOption, {"lag_after": -1}),
+        (pelton.BadOption, {"lag_after": float("nan")}),
+        (pelton.BadOption, {"lag_after": 1, "policy": "lag"}),
+        (pelton.BadOption, {"slack": 4096}),
+        (pelton.BadOption, {"slack": 4096, "policy": "latest"}),
+        (TypeError, {"history": 1}),
+    ]
+    with pelton.publish() as publisher:
+        for error, options in wrong:
+            with pytest.raises(error):
+                publisher.subscriber(**options)
+            with pytest.raises(error):
+                pelton.Subscriber.connect(name, **options)
+        with pytest.raises(TypeError, match="timeout is no option"):
+            publisher.subscriber(timeout=1)  # type: ignore[call-arg]
+        with pytest.raises(pelton.TooLarge):
+            publisher.send(bytes(1 << 25))
+        with pytest.raises(TypeError):
+            publisher.send("text")  # type: ignore[arg-type]
+    with pytest.raises(pelton.BadOption):
+        pelton.publish(hold_max=-1)
+    with pytest.raises(pelton.BadName):
+        pelton.publish("a/b")
+    with pytest.raises(pelton.NoListener):
+        pelton.Subscriber.connect(name)
+
+
+def test_an_end_is_raised_and_a_successor_continues(name: str, start: Start) -> None:
+    first = start(PUBLISH_AND_WAIT, name)
+    with pelton.Subscriber.connect(name, timeout=LIMIT) as subscriber:
+        assert subscriber.recv(LIMIT).data == b"one"
+        assert subscriber.info().peer_pid == first.pid
+        with pytest.raises(pelton.Refused):
+            subscriber.resume(0)
+        first.kill()
+        with pytest.raises(pelton.PeerDied):
+            subscriber.recv(LIMIT)
+        first.wait(LIMIT)
+        with pytest.raises(pelton.TimedOut):
+            subscriber.resume(0)
+        second = start(PUBLISH_AND_WAIT, name)
+        subscriber.resume(LIMIT)
+        delivery = subscriber.recv(LIMIT)
+        assert (delivery.data, delivery.number, subscriber.info().peer_pid) == (b"one", 1, second.pid)
+
+
+def test_handles_are_closed_once_and_refuse_a_forked_child() -> None:
+    publisher = small()
+    subscriber = publisher.subscriber()
+    publisher.send(b"x")
+    if (child := os.fork()) == 0:
+        status = 1
+        try:
+            for use in (publisher.admit, publisher.subscribers, publisher.info, subscriber.try_recv, subscriber.arm):
+                with pytest.raises(pelton.Forked):
+                    use()
+            with pytest.raises(pelton.Forked):
+                publisher.send(b"y")
+            subscriber.close()
+            publisher.close()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert subscriber.recv(LIMIT).data == b"x"
+    publisher.close()
+    with pytest.raises(pelton.Closed):
+        subscriber.recv()
+    assert list(subscriber) == []
+    subscriber.close()
+    assert publisher.closed and subscriber.closed
+    for use in (publisher.admit, publisher.subscribers, publisher.fileno, subscriber.recv, subscriber.fileno):
+        with pytest.raises(pelton.ClosedHandle):
+            use()
+
+
+def test_a_loop_admits_publishes_and_receives(name: str, run: Run) -> None:
+    async def main() -> None:
+        async with pelton.aio.publish(name, capacity=1 << 16) as publisher:
+            await publisher.send(b"nobody receives this")
+            # It admits while it waits for nothing itself.
+            async with await pelton.aio.Subscriber.connect(name, timeout=LIMIT) as subscriber:
+                await publisher.wait_subscribers(1)
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.001):
+                        await subscriber.recv()
+
+                async def publish() -> None:
+                    for number in range(2, 1002):
+                        await publisher.send(b"%d" % number + bytes(1000))
+                    await publisher.wait_released()
+                    assert publisher.subscribers()[0].behind == 0
+                    publisher.close()
+
+                publishing = asyncio.create_task(publish())
+                numbers = []
+                async for delivery in subscriber:
+                    assert delivery.data.rstrip(b"\0") == b"%d" % delivery.number
+                    numbers.append(delivery.number)
+                await publishing
+                assert numbers == list(range(2, 1002)) and subscriber.missed == 0
+                assert subscriber.info().messages == 1000
+
+    run(main())
+
+
+def test_a_loop_resumes_with_the_successor(name: str, run: Run) -> None:
+    async def main() -> None:
+        publisher = pelton.aio.publish(name)
+        subscriber = await pelton.aio.Subscriber.connect(name, timeout=LIMIT, policy="latest")
+        local = publisher.subscriber(policy="lag")
+        for text in (b"one", b"two"):
+            assert publisher.try_send(text)
+        assert (await subscriber.recv()).missed == 1
+        assert [(await local.recv()).data, (await local.recv()).data] == [b"one", b"two"]
+        with pytest.raises(pelton.Refused):
+            await subscriber.resume()
+        publisher.close()
+        with pytest.raises(pelton.Closed):
+            await subscriber.recv()
+        with pytest.raises(pelton.Closed):
+            await local.recv()
+        with pytest.raises(pelton.Refused):
+            await local.resume()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await subscriber.resume()
+        resuming = asyncio.create_task(subscriber.resume())
+        async with pelton.aio.publish(name) as successor:
+            await successor.wait_subscribers(1)
+            await resuming
+            await successor.send(b"three")
+            delivery = await subscriber.recv()
+            assert (delivery.data, delivery.number, subscriber.missed) == (b"three", 1, 1)
+            receiving = asyncio.create_task(subscriber.recv())
+            await asyncio.sleep(0)
+            with pytest.raises(pelton.Busy):
+                await subscriber.recv()
+            subscriber.close()
+            with pytest.raises(pelton.ClosedHandle):
+                await receiving
+        local.close()
+
+    run(main())
