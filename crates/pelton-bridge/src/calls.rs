@@ -4,7 +4,7 @@
 //!
 //! | message | headers | body |
 //! |---|---|---|
-//! | request | `Pelton-Call`, `Pelton-Deadline`: milliseconds left | the request |
+//! | request | `Pelton-Call`, `Pelton-Deadline`: milliseconds left, `traceparent` | the request |
 //! | reply | none | the reply: the end |
 //! | | `Pelton-Reply: begun`, `working` | none; both have the inbox for `cancel` and `ack N` as their reply subject |
 //! | | `Pelton-Reply: part N` | part N, from 0 on |
@@ -21,7 +21,10 @@
 
 use async_nats::{Client, HeaderMap, Message, Subject, connection::State};
 use futures_util::{FutureExt as _, StreamExt as _};
-use pelton::{Error, tokio::AsyncClient};
+use pelton::{
+    Deadline, Error, Traceparent,
+    tokio::{AsyncCall, AsyncClient},
+};
 use pelton_cli::failure::Failure;
 use std::{
     collections::HashMap,
@@ -181,6 +184,22 @@ impl LocalService {
 
     fn state(&self) -> MutexGuard<'_, Connection> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Submits a request, with its traceparent if it has one.
+pub async fn submit(
+    client: &AsyncClient,
+    request: &[u8],
+    traceparent: Option<Traceparent>,
+    deadline: Option<std::time::Instant>,
+) -> pelton::Result<AsyncCall> {
+    match (traceparent, deadline) {
+        (Some(traceparent), deadline) => {
+            client.submit_traced(request, traceparent, deadline.map_or(Deadline::Never, Deadline::At)).await
+        }
+        (None, Some(deadline)) => client.submit_by(request, deadline).await,
+        (None, None) => client.submit(request).await,
     }
 }
 

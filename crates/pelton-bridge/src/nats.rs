@@ -115,6 +115,8 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 pub struct Nats {
     pub client: Client,
     pub jetstream: Context,
+    /// The beginning of the subjects of JetStream's requests.
+    pub api: String,
     pub stream: String,
     /// Counts the connections: a publish in flight when it changes is repeated.
     pub connections: watch::Receiver<u64>,
@@ -131,6 +133,11 @@ pub enum Direction {
 }
 
 impl NatsArgs {
+    /// Whether both name the same stream of the same servers.
+    pub fn is_same_stream(&self, other: &NatsArgs) -> bool {
+        (&self.stream, &self.domain, &self.servers.urls) == (&other.stream, &other.domain, &other.servers.urls)
+    }
+
     /// Connects, and checks the stream, which --create creates for `subject`. The second value has the stream as it
     /// is now.
     pub async fn connect(
@@ -175,6 +182,7 @@ impl NatsArgs {
         };
         Ok(Nats {
             jetstream,
+            api: self.domain.as_ref().map_or("$JS.API".to_owned(), |domain| format!("$JS.{domain}.API")),
             client,
             stream: self.stream.clone(),
             connections,
@@ -474,6 +482,13 @@ pub struct Retry {
 impl Retry {
     pub fn new(what: &'static str, status: &Arc<Status>) -> Retry {
         Retry { what, attempts: 0, status: status.clone(), problem: None }
+    }
+
+    /// What failed has succeeded.
+    pub fn succeeded(&mut self) {
+        if self.attempts > 0 {
+            (self.attempts, self.problem) = (0, None);
+        }
     }
 
     /// Waits before the next attempt; fails when a signal arrives.
