@@ -149,12 +149,12 @@ impl Bench {
         }
         println!("{what}: ratio {}", summary(&mut ratios, 2));
         for side in 0..2 {
-            println!(
-                "    {:16} {:34} {} µs of CPU time for each",
-                sides[side],
-                summary(&mut values[side], 0),
-                summary(&mut cpu[side], 2)
-            );
+            let value = summary(&mut values[side], 0);
+            let cpu = match cpu[side].iter().all(|microseconds| *microseconds == 0.0) {
+                true => String::new(),
+                false => format!("{} µs of CPU time for each", summary(&mut cpu[side], 2)),
+            };
+            println!("    {:16} {value:34} {cpu}", sides[side]);
         }
     }
 
@@ -297,20 +297,17 @@ impl Bench {
         let config = self.path("bridges.toml");
         let text = format!("nats = \"{}\"\nstream = \"BENCH\"\npacked = {is_packed}\n{tables}", self.server.url());
         std::fs::write(&config, text).expect("the configuration");
-        let seconds = self.counting(|| {
-            let running = Running::start("run", bridge(&["run"]).arg(&config));
-            eventually("all bridges", || running.errors().matches("out: ").count() == channels);
-            let sender = |number| Options::new().create_sender(path(number)).expect("a channel");
-            let mut senders: Vec<Sender> = (0..channels).map(sender).collect();
-            let began = Instant::now();
-            for number in 0..count {
-                senders[number % channels].send(&[7; BYTES]).expect("sent");
-            }
-            senders.iter_mut().for_each(|sender| sender.wait_released().expect("a receiver"));
-            let seconds = began.elapsed().as_secs_f64();
-            drop((running, senders));
-            seconds
-        });
+        let running = Running::start("run", bridge(&["run"]).arg(&config));
+        eventually("all bridges", || running.errors().matches("out: ").count() == channels);
+        let sender = |number| Options::new().create_sender(path(number)).expect("a channel");
+        let mut senders: Vec<Sender> = (0..channels).map(sender).collect();
+        let began = Instant::now();
+        for number in 0..count {
+            senders[number % channels].send(&[7; BYTES]).expect("sent");
+        }
+        senders.iter_mut().for_each(|sender| sender.wait_released().expect("a receiver"));
+        let seconds = began.elapsed().as_secs_f64();
+        drop((running, senders));
         (0..channels).for_each(|number| remove(&path(number)));
         count as f64 / seconds
     }

@@ -1,4 +1,5 @@
-//! The consumer of `pelton-bridge in`: its settings, what the server says of each message, and what waits in the stream.
+//! The consumer of `pelton-bridge in`: its settings, its messages with what the server says of each, and what waits in
+//! the stream.
 
 use crate::{nats::Nats, status::Status};
 use async_nats::{
