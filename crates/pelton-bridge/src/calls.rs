@@ -19,6 +19,7 @@
 //! call. A caller that waits no more replies to `begun` and `working` by `cancel`; for one that is gone the server
 //! does so, with status 503.
 
+use crate::nats::is_subject_of;
 use async_nats::{Client, HeaderMap, Message, Subject, connection::State};
 use futures_util::{FutureExt as _, StreamExt as _};
 use pelton::{
@@ -212,16 +213,7 @@ pub fn is_not_begun(error: &Error) -> bool {
 /// Whether a message may go where a peer wants it: not into the server, and not to the service itself, which would
 /// take it for a call.
 fn may_reply(subject: &str, service: &str) -> bool {
-    let mut tokens = subject.split('.');
-    let is_service = service.split('.').all(|wanted| match (wanted, tokens.next()) {
-        (">", Some(_)) => {
-            tokens.by_ref().for_each(drop);
-            true
-        }
-        (wanted, Some(token)) => wanted == "*" || wanted == token,
-        (_, None) => false,
-    }) && tokens.next().is_none();
-    !subject.starts_with('$') && !is_service
+    !subject.starts_with('$') && !is_subject_of(subject, service)
 }
 
 pub fn reply_header(text: &str) -> HeaderMap {

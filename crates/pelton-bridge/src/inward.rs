@@ -92,7 +92,7 @@ impl InArgs {
 
     /// Checks the stream; carries nothing.
     pub async fn check(&self, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
-        self.nats.check(Direction::In, stop, status).await
+        self.nats.check(Direction::In, None, stop, status).await
     }
 }
 

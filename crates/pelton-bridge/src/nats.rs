@@ -157,8 +157,15 @@ impl NatsArgs {
         Ok((nats, info))
     }
 
-    /// Connects, and checks the stream; creates nothing.
-    pub async fn check(&self, direction: Direction, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
+    /// Connects, and checks the stream, and that it takes the subject on which a bridge outwards publishes; creates
+    /// nothing.
+    pub async fn check(
+        &self,
+        direction: Direction,
+        published: Option<&str>,
+        stop: &Stop,
+        status: &Arc<Status>,
+    ) -> Result<(), Failure> {
         let nats = self.open(stop, status).await?;
         if self.create
             && let Err(error) = nats.jetstream.get_stream(&self.stream).await
@@ -167,7 +174,20 @@ impl NatsArgs {
         {
             return Ok(());
         }
-        self.check_info(&nats.info(stop).await?, direction)
+        let info = nats.info(stop).await?;
+        self.check_info(&info, direction)?;
+        let subjects = &info.config.subjects;
+        match published {
+            Some(subject) if !subjects.iter().any(|pattern| is_subject_of(subject, pattern)) => {
+                Err(Failure::Refused(format!(
+                    "the stream {} does not take {subject}, only {}: name another subject or stream, or add the \
+                     subject to the stream",
+                    self.stream,
+                    subjects.join(", ")
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn open(&self, stop: &Stop, status: &Arc<Status>) -> Result<Nats, Failure> {
@@ -369,6 +389,19 @@ pub fn limit_text(error: &jetstream::Error, stream: &str) -> Option<String> {
         _ => return None,
     };
     Some(format!("{limit} ({}): {todo}", error))
+}
+
+/// Whether a subject is one of those that a pattern with wildcards names.
+pub fn is_subject_of(subject: &str, pattern: &str) -> bool {
+    let mut tokens = subject.split('.');
+    pattern.split('.').all(|wanted| match (wanted, tokens.next()) {
+        (">", Some(_)) => {
+            tokens.by_ref().for_each(drop);
+            true
+        }
+        (wanted, Some(token)) => wanted == "*" || wanted == token,
+        (_, None) => false,
+    }) && tokens.next().is_none()
 }
 
 fn read_secret(option: &str, path: &Path) -> Result<String, Failure> {

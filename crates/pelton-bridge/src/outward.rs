@@ -114,7 +114,8 @@ impl OutArgs {
 
     /// Checks the stream; carries nothing.
     pub async fn check(&self, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
-        self.nats.check(Direction::Out, stop, status).await
+        let subject = self.subject.replace("{lane}", &lane_text([0, 0]));
+        self.nats.check(Direction::Out, Some(&subject), stop, status).await
     }
 }
 

@@ -265,6 +265,8 @@ fn a_check_says_what_would_fail_and_carries_nothing() {
     refused(check(&out), 3, &["no stream S"]);
     place.make_stream(stream::Config::default());
     refused(check(&out), 0, &["can run"]);
+    refused(check(&out.replace("s.a", "s.{lane}")), 0, &["can run"]);
+    refused(check(&out.replace("s.a", "typo.a")), 3, &["does not take typo.a, only s.>"]);
     refused(check(&format!("{out}require-replicas = 3")), 3, &["has 1 replicas"]);
     let nobody = format!("nats = 'nats://127.0.0.1:{}'\nconnect-timeout = 0.1\n", free_port());
     refused(check(&format!("{out}{nobody}")), 0, &["the server was not checked", "no connection"]);
