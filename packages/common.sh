@@ -97,10 +97,7 @@ need_debian() {
     need debootstrap
     release=$(. /etc/os-release && echo "$VERSION_CODENAME")
     base=${CARGO_TARGET_DIR:-$root/target}/debian-$release
-    # For Erlang without the package rebar3, whose dependencies have a desktop's.
-    wanted=erlang-base,erlang-dev,erlang-crypto,erlang-eunit,erlang-parsetools,erlang-ssl,erlang-syntax-tools
-    wanted=$wanted,erlang-tools,make,nginx-light,libnginx-mod-http-lua,sbcl,python3,python3-venv,gcc,g++,libc6-dev
-    wanted=$wanted,pkg-config,curl
+    wanted=nginx-light,libnginx-mod-http-lua,erlang-base,sbcl,python3,python3-venv,gcc,g++,libc6-dev,make,pkg-config,curl
     [ "$(cat "$base/installed" 2>/dev/null)" != "$wanted" ] || return 0
     rm -rf "$base"
     mkdir -p "$base"
