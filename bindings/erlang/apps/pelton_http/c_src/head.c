@@ -53,8 +53,8 @@ static uint8_t slot_of(const char *text, size_t bytes) {
     return (uint8_t)((text[0] | 32) * 173u + (text[bytes / 2] | 32) * 122u + (text[bytes - 1] | 32) * 125u + bytes * 182u);
 }
 
-/* The bits of the text beside those of the name, 0 if they are the same but for capitals. Names have letters, digits and
- * "-", of which letters alone have bit 6; bit 5 is what makes a letter a small one. */
+/* The bits in which the text differs from the name, 0 if only by capitals. Names have letters, digits and "-", of which
+ * letters alone have bit 6; bit 5 is what makes a letter a small one. */
 static uint64_t differs(const char *text, const char *name, size_t bytes) {
     uint64_t t = 0, n = 0;
     memcpy(&t, text, bytes);

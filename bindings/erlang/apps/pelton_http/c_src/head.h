@@ -42,10 +42,12 @@ struct head {
 /* The character in lower case, or 0 if it cannot be in a name. */
 extern const unsigned char lower_case[256];
 
-/* The names are in lower case, count < KNOWN_MAX. False if one is too long or the three that are checked are missing. */
+/* The names are in lower case, and fewer than KNOWN_MAX. False if one is too long, or one of the three that are checked
+ * is missing. */
 bool know(struct known *known, const char *const names[], const size_t bytes[], uint32_t count);
 
-/* Each gives the size of the head, trims the values, and sets method, version and the known names. `method` is what llhttp found. */
+/* Each gives the size of the head, trims the values, and sets method, version and the known names. `method` is what
+ * llhttp found. */
 enum reason check_request(struct head *head, const char *method, size_t method_bytes, size_t *bytes);
 enum reason check_response(struct head *head, size_t *bytes);
 enum reason check_trailers(struct head *head);

@@ -298,7 +298,9 @@ static bool read_limits(ErlNifEnv *env, ERL_NIF_TERM term, struct limits *limits
     uint32_t numbers[5];
     if (!enif_inspect_binary(env, term, &of) || of.size != sizeof numbers) return false;
     memcpy(numbers, of.data, sizeof numbers);
-    *limits = (struct limits){ntohl(numbers[1]), ntohl(numbers[2]), ntohl(numbers[3]), ntohl(numbers[4]), numbers[0] != 0};
+    *limits = (struct limits){.head_bytes_max = ntohl(numbers[1]), .headers_max = ntohl(numbers[2]),
+                              .name_bytes_max = ntohl(numbers[3]), .value_bytes_max = ntohl(numbers[4]),
+                              .refers = numbers[0] != 0};
     return limits->headers_max <= FIELDS_MAX;
 }
 
@@ -440,7 +442,8 @@ static ERL_NIF_TERM result(struct parser *parser, ErlNifEnv *env) {
     return enif_make_tuple2(env, ok, events);
 }
 
-/* feed_some(Parser, Packet, Offset, Literals): ok | {ok, Events} | {error, Reason, Events} | {more, Events, NextOffset} */
+/* feed_some(Parser, Packet, Offset, Literals):
+ * ok | {ok, Events} | {error, Reason, Events} | {more, Events, NextOffset} */
 static ERL_NIF_TERM feed(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]) {
     (void)argc;
     struct parser *parser;
