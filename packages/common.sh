@@ -3,8 +3,9 @@
 #     . "$(dirname "$0")/../common.sh"
 #
 # Its argument is the directory OUT. Afterwards there are $root, the sources; $out, OUT as an absolute path; $version;
-# $repository; $SOURCE_DATE_EPOCH, the time of the commit; $made, a temporary directory, which is removed at the exit,
-# after the processes in $pids have ended.
+# $repository; $SOURCE_DATE_EPOCH, the time of the commit; $processors, those that programs are built for, as the kernel
+# names them: x86_64 and aarch64 from ./run package, otherwise this machine's alone; $made, a temporary directory, which
+# is removed at the exit, after the processes in $pids have ended.
 name=$(basename "$(cd "$(dirname "$0")" && pwd)")/$(basename "$0")
 root=$(cd "$(dirname "$0")/../.." && pwd)
 
@@ -19,6 +20,7 @@ out=$(cd "$1" && pwd)
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"$/\1/p' "$root/Cargo.toml")
 repository=$(sed -n 's/^repository = "\(.*\)"$/\1/p' "$root/HOME.toml")
 [ -n "$version" ] && [ -n "$repository" ] || give_up "found no version in Cargo.toml, or no repository in HOME.toml"
+processors=${PELTON_PROCESSORS:-$(uname -m)}
 export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)}"
 
 # Users other than this one read the packages.
@@ -65,6 +67,43 @@ ziglang==0.17.1 --hash=sha256:ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f169818
     echo "$wanted" >"$zig/wanted"
     "$zig/bin/python3" -m pip install --quiet --disable-pip-version-check --no-deps --requirement "$zig/wanted"
     mv "$zig/wanted" "$zig/installed"
+}
+
+# binutils_for PROCESSOR: exports CROSS_COMPILE, what the names of binutils for that processor begin with.
+binutils_for() {
+    CROSS_COMPILE=''
+    [ "$1" = "$(uname -m)" ] || CROSS_COMPILE=$1-linux-gnu-
+    export CROSS_COMPILE
+    need "${CROSS_COMPILE}objdump"
+}
+
+# needs_glibc FILE: prints the newest version of glibc that it needs, and ends the script if that is above $glibc.
+needs_glibc() {
+    newest=$("${CROSS_COMPILE}objdump" -T "$1" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
+    [ "$(printf '%s\n' "$newest" "GLIBC_$glibc" | sort -V | tail -n 1)" = "GLIBC_$glibc" ] ||
+        give_up "$(basename "$1") needs $newest, wanted nothing above GLIBC_$glibc: see objdump -T"
+    echo "$newest"
+}
+
+# Rust's standard library for a target, by rustup if it is missing.
+need_target() {
+    ls "$(rustc --print sysroot)/lib/rustlib/$1/lib/"libstd-*.rlib >/dev/null 2>&1 || rustup --quiet target add "$1" ||
+        give_up "Rust's standard library for $1 is missing: \`rustup target add $1\`"
+}
+
+# Sets base: the directory base/root has a new Debian of this release, with what users of the packages install. Made by
+# debootstrap, as root, and kept below the target directory; programs run in an overlay of it.
+need_debian() {
+    need debootstrap
+    release=$(. /etc/os-release && echo "$VERSION_CODENAME")
+    base=${CARGO_TARGET_DIR:-$root/target}/debian-$release
+    wanted=nginx-light,libnginx-mod-http-lua,erlang-base,sbcl,python3,python3-venv,gcc,g++,libc6-dev,make,pkg-config,curl
+    [ "$(cat "$base/installed" 2>/dev/null)" != "$wanted" ] || return 0
+    rm -rf "$base"
+    mkdir -p "$base"
+    debootstrap --variant=minbase --include="$wanted" "$release" "$base/root" >"$base/log" 2>&1 ||
+        give_up "debootstrap fails: $(tail -n 20 "$base/log")"
+    echo "$wanted" >"$base/installed"
 }
 
 # Cargo builds without the paths of this machine, which messages of panics have otherwise.

@@ -1,7 +1,10 @@
-//! The bridge beside async-nats alone, with the same server, guarantees and batches: `./run bench bridge`.
+//! The bridge beside async-nats alone, with the same server, guarantees and batches:
 //!
-//! Rounds alternate; each figure is the median, with the smallest and the largest. Everything runs on one machine, so
-//! the network costs a loopback, and all programs share the processors.
+//!     ./run bench bridge [--rounds N] [out] [packed] [in] [latency] [subjects] [channels]
+//!
+//! Without a name, the first four. Rounds alternate; each figure is the median, with the smallest and the largest.
+//! Everything runs on one machine, so the network costs a loopback, and all programs share the processors. The CPU time
+//! is that of async-nats in this process, and of the bridge's process, without the server's.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -11,6 +14,7 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use pelton::{Deadline, Options, Receiver, Sender};
 use std::{
+    cell::Cell,
     path::Path,
     time::{Duration, Instant},
 };
@@ -21,7 +25,10 @@ const BYTES: usize = 256;
 /// One by one, each waits for its acknowledgement: about a second of them.
 const SINGLE: usize = 5_000;
 const PACKED: usize = 200_000;
-const READ: usize = 50_000;
+const READ: usize = 200_000;
+/// Of a stream that is read, and of senders of one channel.
+const SUBJECTS: usize = 1000;
+const CHANNELS: usize = 100;
 /// As many bytes as the bridge packs.
 const BATCH_BYTES: usize = 128 << 10;
 const LATENCY_MESSAGES: u64 = 2_000;
@@ -33,48 +40,130 @@ struct Bench {
     runtime: Runtime,
     jetstream: Context,
     rounds: usize,
+    /// Seconds that this measurement has taken.
+    cpu: Cell<f64>,
 }
 
 fn main() {
-    let mut words = std::env::args().skip(1).skip_while(|word| word != "--rounds").skip(1);
-    let rounds = words.next().and_then(|word| word.parse().ok()).unwrap_or(5);
+    let mut words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let rounds = words.iter().position(|word| word == "--rounds").map_or(5, |at| {
+        let options: Vec<String> = words.drain(at..).collect();
+        options.get(1).and_then(|word| word.parse().ok()).expect("--rounds wants a number, as the last option")
+    });
     let Some(program) = server_program() else { return };
     let here = tempfile::tempdir().expect("a directory");
     let server = Server::start(&program, &here.path().join("nats"), &["max_payload: 1048576"]);
     let runtime = Runtime::new().expect("a runtime");
     let jetstream =
         runtime.block_on(async { jetstream::new(async_nats::connect(server.url()).await.expect("a connection")) });
-    let bench = Bench { here, server, runtime, jetstream, rounds };
+    let bench = Bench { here, server, runtime, jetstream, rounds, cpu: Cell::new(0.0) };
     println!("{BYTES}-byte messages, one server, files, {rounds} rounds: median (smallest to largest)");
-    bench.compare(
-        "out, one by one, messages/s",
-        || bench.alone_out(SINGLE, BYTES, 1),
-        || bench.bridge_out(SINGLE, &[]),
-    );
-    bench.compare(
-        "out, packed, messages/s",
-        || bench.alone_out(PACKED / (BATCH_BYTES / BYTES), BATCH_BYTES, BATCH_BYTES / BYTES),
-        || bench.bridge_out(PACKED, &["--packed"]),
-    );
-    bench.compare("in, messages/s", || bench.alone_in(), || bench.bridge_in());
-    bench.compare("there, at 1,000 messages/s, median in µs", || bench.alone_latency(), || bench.bridge_latency());
+    if words.is_empty() {
+        words = ["out", "packed", "in", "latency"].map(str::to_owned).to_vec();
+    }
+    let sides = ["async-nats", "bridge"];
+    for word in words {
+        match word.as_str() {
+            "out" => bench.compare(
+                "out, one by one, messages/s",
+                sides,
+                SINGLE,
+                || bench.alone_out(SINGLE, BYTES, 1),
+                || bench.bridge_out(SINGLE, &[]),
+            ),
+            "packed" => bench.compare(
+                "out, packed, messages/s",
+                sides,
+                PACKED,
+                || bench.alone_out(PACKED / (BATCH_BYTES / BYTES), BATCH_BYTES, BATCH_BYTES / BYTES),
+                || bench.bridge_out(PACKED, &["--packed"]),
+            ),
+            "in" => bench.compare("in, messages/s", sides, READ, || bench.alone_in(), || bench.bridge_in(1)),
+            "latency" => bench.compare(
+                "there, at 1,000 messages/s, median in µs",
+                sides,
+                LATENCY_MESSAGES as usize,
+                || bench.counting(|| bench.alone_latency()),
+                || bench.counting(|| bench.bridge_latency()),
+            ),
+            "subjects" => bench.compare(
+                "in, messages/s",
+                ["one subject", "1,000 subjects"],
+                READ,
+                || bench.bridge_in(1),
+                || bench.bridge_in(SUBJECTS),
+            ),
+            "channels" => {
+                let sides = ["one channel", "100 channels"];
+                bench.compare(
+                    "out of one process, packed, messages/s",
+                    sides,
+                    PACKED,
+                    || bench.channels_out(1, PACKED, true),
+                    || bench.channels_out(CHANNELS, PACKED, true),
+                );
+                bench.compare(
+                    "out of one process, one by one, messages/s",
+                    sides,
+                    SINGLE,
+                    || bench.channels_out(1, SINGLE, false),
+                    || bench.channels_out(CHANNELS, SINGLE, false),
+                );
+            }
+            other => panic!("{other} is no measurement"),
+        }
+    }
+}
+
+/// The CPU time of this process, and of the processes that it has waited for.
+fn cpu_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/self/stat").expect("the state of this process");
+    // After the name: the state is field 3, the user's time of this process field 14.
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks: u64 = fields[11..15].iter().map(|field| field.parse::<u64>().expect("ticks")).sum();
+    // A tick is 10 ms on every architecture that pelton has.
+    ticks as f64 / 100.0
 }
 
 impl Bench {
-    fn compare(&self, what: &str, mut alone: impl FnMut() -> f64, mut bridge: impl FnMut() -> f64) {
-        let (mut one, mut other, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    fn compare(
+        &self,
+        what: &str,
+        sides: [&str; 2],
+        count: usize,
+        mut one: impl FnMut() -> f64,
+        mut other: impl FnMut() -> f64,
+    ) {
+        let (mut values, mut cpu) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+        let mut ratios = Vec::new();
         for _ in 0..self.rounds {
-            let (alone, bridge) = (alone(), bridge());
-            one.push(alone);
-            other.push(bridge);
-            ratios.push(bridge / alone);
+            let measured = [&mut one as &mut dyn FnMut() -> f64, &mut other].map(|measure| {
+                self.cpu.set(0.0);
+                (measure(), self.cpu.get() / count as f64 * 1e6)
+            });
+            for (side, (value, microseconds)) in measured.into_iter().enumerate() {
+                values[side].push(value);
+                cpu[side].push(microseconds);
+            }
+            ratios.push(measured[1].0 / measured[0].0);
         }
-        println!(
-            "{what:44} async-nats {:30} bridge {:30} ratio {}",
-            summary(&mut one, 0),
-            summary(&mut other, 0),
-            summary(&mut ratios, 2)
-        );
+        println!("{what}: ratio {}", summary(&mut ratios, 2));
+        for side in 0..2 {
+            let value = summary(&mut values[side], 0);
+            let cpu = match cpu[side].iter().all(|microseconds| *microseconds == 0.0) {
+                true => String::new(),
+                false => format!("{} µs of CPU time for each", summary(&mut cpu[side], 2)),
+            };
+            println!("    {:16} {value:34} {cpu}", sides[side]);
+        }
+    }
+
+    /// Counts the CPU time that `work` takes, with the end of the processes that it starts.
+    fn counting<T>(&self, work: impl FnOnce() -> T) -> T {
+        let before = cpu_seconds();
+        let done = work();
+        self.cpu.set(self.cpu.get() + cpu_seconds() - before);
+        done
     }
 
     fn path(&self, name: &str) -> std::path::PathBuf {
@@ -104,14 +193,15 @@ impl Bench {
         self.new_stream();
         let payload = Bytes::from(vec![7; bytes]);
         let began = Instant::now();
-        self.runtime.block_on(async {
+        let work = async {
             let mut last = 0;
             for _ in 0..count {
                 let message = PublishMessage::build().payload(payload.clone()).expected_last_subject_sequence(last);
                 let ack = self.jetstream.send_publish("bench.a", message).await.expect("sent").await;
                 last = ack.expect("stored").sequence;
             }
-        });
+        };
+        self.counting(|| self.runtime.block_on(work));
         (count * each) as f64 / began.elapsed().as_secs_f64()
     }
 
@@ -125,21 +215,24 @@ impl Bench {
         drop(sender);
         let channel = format!("path:{}", directory.display());
         let words = [&["out", &channel, "--subject", "bench.a", "--once"][..], more].concat();
-        let mut running = self.bridge("out", &words);
-        let began = Instant::now();
-        let (code, errors) = running.wait();
-        assert_eq!(code, Some(0), "{errors}");
-        let seconds = began.elapsed().as_secs_f64();
+        let seconds = self.counting(|| {
+            let mut running = self.bridge("out", &words);
+            let began = Instant::now();
+            let (code, errors) = running.wait();
+            assert_eq!(code, Some(0), "{errors}");
+            began.elapsed().as_secs_f64()
+        });
         remove(&directory);
         count as f64 / seconds
     }
 
-    fn fill(&self) {
+    fn fill(&self, subjects: usize) {
         self.new_stream();
         self.runtime.block_on(async {
             let mut acks = Vec::new();
-            for _ in 0..READ {
-                acks.push(self.jetstream.publish("bench.a", vec![7; BYTES].into()).await.expect("sent"));
+            for number in 0..READ {
+                let subject = format!("bench.{}", number % subjects);
+                acks.push(self.jetstream.publish(subject, vec![7; BYTES].into()).await.expect("sent"));
                 if acks.len() == 1000 {
                     for ack in acks.drain(..) {
                         ack.await.expect("stored");
@@ -161,29 +254,62 @@ impl Bench {
     }
 
     fn alone_in(&self) -> f64 {
-        self.fill();
-        self.runtime.block_on(async {
+        self.fill(1);
+        let work = async {
             let mut messages = self.messages().await;
             let began = Instant::now();
             for _ in 0..READ {
                 messages.next().await.expect("a message").expect("a message");
             }
             READ as f64 / began.elapsed().as_secs_f64()
-        })
+        };
+        self.counting(|| self.runtime.block_on(work))
     }
 
-    fn bridge_in(&self) -> f64 {
-        self.fill();
+    /// The CPU time has that of the receiver, which is in this process.
+    fn bridge_in(&self, subjects: usize) -> f64 {
+        self.fill(subjects);
         let directory = self.path("in");
         let mut receiver = Options::new().create_receiver(&directory).expect("a channel");
         let channel = format!("path:{}", directory.display());
-        let running = self.bridge("in", &["in", "bench.>", &channel]);
-        let began = Instant::now();
-        (0..READ).for_each(|_| receive(&mut receiver));
-        let seconds = began.elapsed().as_secs_f64();
-        drop((running, receiver));
+        let seconds = self.counting(|| {
+            let running = self.bridge("in", &["in", "bench.>", &channel]);
+            let began = Instant::now();
+            (0..READ).for_each(|_| receive(&mut receiver));
+            let seconds = began.elapsed().as_secs_f64();
+            drop(running);
+            seconds
+        });
+        drop(receiver);
         remove(&directory);
         READ as f64 / seconds
+    }
+
+    /// Channels of one process, which carries their messages out until all are stored.
+    fn channels_out(&self, channels: usize, count: usize, is_packed: bool) -> f64 {
+        self.new_stream();
+        let path = |number: usize| self.path(&format!("channel-{number}"));
+        let table = |number: usize| {
+            let channel = path(number);
+            format!("[[out]]\nchannel = \"path:{}\"\nsubject = \"bench.{number}\"\n", channel.display())
+        };
+        let tables: String = (0..channels).map(table).collect();
+        let config = self.path("bridges.toml");
+        let text = format!("nats = \"{}\"\nstream = \"BENCH\"\npacked = {is_packed}\n{tables}", self.server.url());
+        std::fs::write(&config, text).expect("the configuration");
+        let running = Running::start("run", bridge(&["run"]).arg(&config));
+        eventually("all bridges", || running.errors().matches("out: ").count() == channels);
+        let sender = |number| Options::new().create_sender(path(number)).expect("a channel");
+        let mut senders: Vec<Sender> = (0..channels).map(sender).collect();
+        let began = Instant::now();
+        for number in 0..count {
+            senders[number % channels].send(&[7; BYTES]).expect("sent");
+        }
+        senders.iter_mut().for_each(|sender| sender.wait_released().expect("a receiver"));
+        let seconds = began.elapsed().as_secs_f64();
+        drop((running, senders));
+        (0..channels).for_each(|number| remove(&path(number)));
+        count as f64 / seconds
     }
 
     fn alone_latency(&self) -> f64 {

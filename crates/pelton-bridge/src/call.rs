@@ -6,7 +6,7 @@
 use crate::{
     calls::{
         CALL, CALLS_MAX, DEADLINE, DRAIN_TIME, HEADER_BYTES, Inboxes, LocalService, REPLY, SIGN_INTERVAL, SILENCE_MAX,
-        WINDOW, header, is_not_begun, say,
+        WINDOW, header, is_not_begun, say, submit,
     },
     checked_name,
     nats::{ServerArgs, seconds},
@@ -14,6 +14,7 @@ use crate::{
     serve::until,
     status::Status,
     stop::Stop,
+    wire::TRACEPARENT,
 };
 use async_nats::{
     Client, HeaderMap, Message, StatusCode, Subject,
@@ -24,7 +25,7 @@ use async_nats::{
 use bytes::Bytes;
 use clap::Args;
 use pelton::{
-    Error, Outcome, Service,
+    Error, Outcome, Service, Traceparent,
     tokio::{AsyncRequest, AsyncService},
 };
 use pelton_cli::failure::Failure;
@@ -212,12 +213,7 @@ impl Shared {
             Ok(found) => found?,
             Err(end) => return Some(end),
         };
-        let submitting = async {
-            match request.responder().deadline() {
-                Some(deadline) => client.submit_by(request, deadline).await,
-                None => client.submit(request).await,
-            }
-        };
+        let submitting = submit(&client, request, request.responder().traceparent(), request.responder().deadline());
         let mut call = match while_wanted(request, submitting).await {
             Ok(Ok(call)) => call,
             Ok(Err(Error::TooLarge { .. })) => {
@@ -260,7 +256,13 @@ impl Shared {
 
     /// Sends a request once there is a connection: without one the client would keep it, with a deadline that is
     /// wrong when it is sent.
-    async fn send(&self, inbox: String, body: Bytes, deadline: Option<Instant>) -> Result<(), PublishError> {
+    async fn send(
+        &self,
+        inbox: String,
+        body: Bytes,
+        traceparent: Option<Traceparent>,
+        deadline: Option<Instant>,
+    ) -> Result<(), PublishError> {
         while self.client.connection_state() != State::Connected {
             sleep(CONNECTION_INTERVAL).await;
         }
@@ -269,6 +271,9 @@ impl Shared {
         if let Some(deadline) = deadline {
             let left = deadline.saturating_duration_since(Instant::now());
             headers.insert(DEADLINE, left.as_millis().to_string());
+        }
+        if let Some(traceparent) = traceparent {
+            headers.insert(TRACEPARENT, traceparent.to_string());
         }
         self.client.publish_with_reply_and_headers(self.subject.clone(), inbox, headers, body).await
     }
@@ -282,7 +287,8 @@ impl Shared {
         }
         let deadline = request.responder().deadline().map(Instant::from_std);
         let mut inbox = self.inboxes.open();
-        let sending = self.send(inbox.subject.clone(), Bytes::copy_from_slice(request), deadline);
+        let body = Bytes::copy_from_slice(request);
+        let sending = self.send(inbox.subject.clone(), body, request.responder().traceparent(), deadline);
         tokio::pin!(sending);
         let mut is_sent = false;
         let mut progress = Progress { shared: self, control: None, errors: Bytes::new() };

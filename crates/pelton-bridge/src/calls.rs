@@ -4,7 +4,7 @@
 //!
 //! | message | headers | body |
 //! |---|---|---|
-//! | request | `Pelton-Call`, `Pelton-Deadline`: milliseconds left | the request |
+//! | request | `Pelton-Call`, `Pelton-Deadline`: milliseconds left, `traceparent` | the request |
 //! | reply | none | the reply: the end |
 //! | | `Pelton-Reply: begun`, `working` | none; both have the inbox for `cancel` and `ack N` as their reply subject |
 //! | | `Pelton-Reply: part N` | part N, from 0 on |
@@ -19,9 +19,13 @@
 //! call. A caller that waits no more replies to `begun` and `working` by `cancel`; for one that is gone the server
 //! does so, with status 503.
 
+use crate::nats::is_subject_of;
 use async_nats::{Client, HeaderMap, Message, Subject, connection::State};
 use futures_util::{FutureExt as _, StreamExt as _};
-use pelton::{Error, tokio::AsyncClient};
+use pelton::{
+    Deadline, Error, Traceparent,
+    tokio::{AsyncCall, AsyncClient},
+};
 use pelton_cli::failure::Failure;
 use std::{
     collections::HashMap,
@@ -184,6 +188,22 @@ impl LocalService {
     }
 }
 
+/// Submits a request, with its traceparent if it has one.
+pub async fn submit(
+    client: &AsyncClient,
+    request: &[u8],
+    traceparent: Option<Traceparent>,
+    deadline: Option<std::time::Instant>,
+) -> pelton::Result<AsyncCall> {
+    match (traceparent, deadline) {
+        (Some(traceparent), deadline) => {
+            client.submit_traced(request, traceparent, deadline.map_or(Deadline::Never, Deadline::At)).await
+        }
+        (None, Some(deadline)) => client.submit_by(request, deadline).await,
+        (None, None) => client.submit(request).await,
+    }
+}
+
 /// Whether no service has begun the call that failed so. Any other end may have come in the middle of it.
 pub fn is_not_begun(error: &Error) -> bool {
     // Of a draining service; by a short name, of one that ended, without another one.
@@ -193,16 +213,7 @@ pub fn is_not_begun(error: &Error) -> bool {
 /// Whether a message may go where a peer wants it: not into the server, and not to the service itself, which would
 /// take it for a call.
 fn may_reply(subject: &str, service: &str) -> bool {
-    let mut tokens = subject.split('.');
-    let is_service = service.split('.').all(|wanted| match (wanted, tokens.next()) {
-        (">", Some(_)) => {
-            tokens.by_ref().for_each(drop);
-            true
-        }
-        (wanted, Some(token)) => wanted == "*" || wanted == token,
-        (_, None) => false,
-    }) && tokens.next().is_none();
-    !subject.starts_with('$') && !is_service
+    !subject.starts_with('$') && !is_subject_of(subject, service)
 }
 
 pub fn reply_header(text: &str) -> HeaderMap {

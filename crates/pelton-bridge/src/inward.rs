@@ -7,6 +7,7 @@
 
 use crate::{
     channel::{Channel, TURN, claim, continue_sender},
+    consumer::{Delivery, Reading, SILENCE_MAX, measure_lag},
     failpoint,
     nats::{Direction, Nats, NatsArgs, Retry, SETTLE_TIME},
     position::{Position, Resolved, Slot, StreamName},
@@ -15,14 +16,10 @@ use crate::{
     stop::Stop,
     wire::{NotBridged, Origin, is_at_most, traceparent, unpack},
 };
-use async_nats::jetstream::{
-    self,
-    consumer::{AckPolicy, DeliverPolicy, pull},
-    stream::Info,
-};
+use async_nats::jetstream::{self, stream::Info};
 use bytes::{Bytes, BytesMut};
 use clap::Args;
-use futures_util::{FutureExt as _, StreamExt as _};
+use futures_util::FutureExt as _;
 use pelton::{Error, Sender, Traceparent};
 use pelton_cli::failure::Failure;
 use std::{
@@ -31,21 +28,18 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use tokio::task::{JoinSet, unconstrained};
 
 /// A commit has at most this number of messages and bytes, unless one message has more.
 const BATCH_MESSAGES: usize = 512;
 const BATCH_BYTES: usize = 64 << 10;
-/// Messages and bytes that the server sends ahead: this bounds the bridge's memory, with one message of the largest
-/// size for each subject whose parts have not all come.
-const AHEAD_MESSAGES: usize = 1024;
-const AHEAD_BYTES: usize = 8 << 20;
 /// Bytes of a record beside its payload, at most.
 const RECORD_BYTES: u64 = 16;
 /// A wait of the library that no signal ends, between two checks for one.
 const SLICE: Duration = Duration::from_millis(100);
 /// Commits by connect whose release is not known, at most; beyond that, several count as one.
 const UNRELEASED_MAX: usize = 4096;
-/// How long the end waits for the receiver to release what it has, by connect.
+/// How long the end of the process waits for the receiver to release what it has, by connect.
 const RELEASE_WAIT: Duration = Duration::from_secs(5);
 
 /// Options of `pelton-bridge in`.
@@ -98,7 +92,7 @@ impl InArgs {
 
     /// Checks the stream; carries nothing.
     pub async fn check(&self, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
-        self.nats.check(Direction::In, stop, status).await
+        self.nats.check(Direction::In, None, stop, status).await
     }
 }
 
@@ -129,6 +123,8 @@ struct Item {
     traceparent: Option<Traceparent>,
     /// The position after it.
     after: Slot,
+    /// Messages of the stream that were read up to it.
+    read: u64,
 }
 
 /// A message of which parts have come.
@@ -155,6 +151,8 @@ struct Inward<'a> {
     gaps: Vec<Gap>,
     /// By connect: the lane's next number after a commit, and where reading would have to begin without it.
     unreleased: VecDeque<(u32, u64)>,
+    /// Messages of the stream that were read, without those that are in the channel already.
+    read: u64,
 }
 
 /// Sequences that were not delivered: of other subjects, or removed.
@@ -216,9 +214,15 @@ pub async fn run(args: &InArgs, stop: &Stop, status: &Arc<Status>) -> Result<(),
         gaps: Vec::new(),
         // What a predecessor committed.
         unreleased: VecDeque::from([(current.next_seq, current.from)]),
+        read: 0,
     };
+    status.done.set(current.done);
+    // Ends with it.
+    let mut measuring = JoinSet::new();
+    let (jetstream, stream) = (inward.nats.jetstream.clone(), inward.nats.stream.clone());
+    measuring.spawn(measure_lag(jetstream, stream, args.subject.clone(), status.clone()));
     let done = inward.carry().await;
-    inward.note_end()?;
+    inward.note_end().await?;
     done
 }
 
@@ -348,6 +352,7 @@ impl Inward<'_> {
         let mut retry = Retry::new("checking the stream", &self.status);
         loop {
             let info = self.nats.info(&self.stop).await?;
+            self.status.note_mean(&info.state);
             let found = tokio::select! {
                 found = self.find_problem(&info) => found,
                 failure = self.stop.requested() => return Err(failure),
@@ -405,96 +410,66 @@ impl Inward<'_> {
     /// Reads until something fails, which is returned; `None`: a gap, or the connection was lost.
     async fn read(&mut self, retry: &mut Retry) -> Result<Option<String>, Failure> {
         let current = self.position.current();
-        let config = pull::Config {
-            deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: current.from },
-            ack_policy: AckPolicy::None,
-            filter_subject: self.args.subject.clone(),
-            inactive_threshold: Duration::from_secs(60),
-            memory_storage: true,
-            num_replicas: 1,
-            ..pull::Config::default()
-        };
         let mut connections = self.nats.connections.clone();
         connections.mark_unchanged();
-        let bytes = AHEAD_BYTES.max(self.nats.client.server_info().max_payload * 2);
-        let opening = async {
-            let stream =
-                self.nats.jetstream.get_stream_no_info(&self.nats.stream).await.map_err(|error| error.to_string())?;
-            let consumer = stream.create_consumer(config).await.map_err(|error| error.to_string())?;
-            consumer
-                .stream()
-                .max_messages_per_batch(AHEAD_MESSAGES)
-                .max_bytes_per_batch(bytes)
-                .expires(Duration::from_secs(20))
-                .heartbeat(Duration::from_secs(5))
-                .messages()
-                .await
-                .map_err(|error| error.to_string())
-        };
+        let stop = self.stop.clone();
+        let requested = stop.requested();
+        tokio::pin!(requested);
         let opened = tokio::select! {
-            opened = opening => opened,
-            failure = self.stop.requested() => return Err(failure),
+            opened = Reading::begin(&self.nats, current.from, self.args.subject.clone()) => opened,
+            failure = &mut requested => return Err(failure),
         };
-        let mut messages = match opened {
-            Ok(messages) => messages,
+        let mut reading = match opened {
+            Ok(reading) => reading,
             Err(problem) => return Ok(Some(problem)),
         };
+        // What was read and is not committed is read again.
+        self.read = self.status.carried.get();
         let (mut expected, mut wanted) = (1, current.from);
         loop {
             let next = tokio::select! {
-                next = messages.next() => next,
+                next = reading.next() => next,
                 // Its ephemeral consumer may be gone with the server.
                 _ = connections.changed() => return Ok(None),
-                failure = self.stop.requested() => return Err(failure),
+                failure = &mut requested => return Err(failure),
+                () = tokio::time::sleep(SILENCE_MAX) => return Ok(Some("no heartbeat of the consumer".to_owned())),
             };
             let mut next = Some(next);
             // And the messages that have come with it.
             while let Some(item) = next {
-                let message = match item {
-                    Some(Ok(message)) => message,
-                    Some(Err(error)) => {
+                let (message, Delivery { sequence, number, time_ns, pending }) = match item {
+                    Ok(Some(delivered)) => delivered,
+                    Ok(None) => break,
+                    Err(problem) => {
                         self.commit().await?;
-                        return Ok(Some(error.to_string()));
-                    }
-                    None => {
-                        self.commit().await?;
-                        return Ok(Some("the server has ended the consumer".to_owned()));
+                        return Ok(Some(problem));
                     }
                 };
-                let (sequence, time) = match message.info() {
-                    Ok(info) if info.consumer_sequence == expected => {
-                        let time = info.published.unix_timestamp_nanos() as i64;
-                        self.status.pending.set(info.pending);
-                        self.status.waiting_since.set(time as u64);
-                        (info.stream_sequence, time)
-                    }
-                    // A message is missing: what follows it is read again.
-                    Ok(_) => {
-                        self.commit().await?;
-                        return Ok(None);
-                    }
-                    Err(error) => {
-                        return Err(Failure::System(format!("the server sent a message without a position: {error}")));
-                    }
-                };
+                // A message is missing: what follows it is read again.
+                if number != expected {
+                    self.commit().await?;
+                    return Ok(None);
+                }
                 expected += 1;
                 if sequence > wanted {
                     self.gaps.push(Gap { from: wanted, to: sequence - 1, index: self.batch.len() });
                 }
                 wanted = sequence + 1;
-                *retry = Retry::new("reading the stream", &self.status);
-                self.take(message.message, sequence, time).await?;
+                retry.succeeded();
+                self.read += u64::from(sequence > self.position.current().done);
+                self.status.known.raise(self.read + pending);
+                self.take(message, sequence, time_ns)?;
                 if self.batch.len() >= BATCH_MESSAGES || self.batch_bytes >= BATCH_BYTES {
                     self.commit().await?;
                 }
-                next = messages.next().now_or_never();
+                next = unconstrained(reading.next()).now_or_never();
             }
             self.commit().await?;
         }
     }
 
     /// Takes one message of the stream: its messages go into the batch.
-    async fn take(&mut self, message: async_nats::Message, sequence: u64, time: i64) -> Result<(), Failure> {
+    fn take(&mut self, message: async_nats::Message, sequence: u64, time: i64) -> Result<(), Failure> {
         let current = self.position.current();
         // Read again for the parts that belong to a later message.
         let is_old = sequence <= current.done;
@@ -546,9 +521,6 @@ impl Inward<'_> {
             _ if is_old => return Ok(()),
             _ => self.add(payload, traceparent, after)?,
         }
-        if self.batch.len() >= BATCH_MESSAGES || self.batch_bytes >= BATCH_BYTES {
-            self.commit().await?;
-        }
         Ok(())
     }
 
@@ -567,7 +539,7 @@ impl Inward<'_> {
         let unfinished = self.partials.values().map(|partial| partial.first).min().unwrap_or(u64::MAX);
         self.batch_bytes += payload.len();
         let after = Slot { from: unfinished.min(after.done + 1), ..after };
-        self.batch.push(Item { payload, traceparent, after });
+        self.batch.push(Item { payload, traceparent, after, read: self.read });
         Ok(())
     }
 
@@ -629,6 +601,7 @@ impl Inward<'_> {
                 bytes <= limit && item.traceparent.is_none()
             });
             let (now, later) = rest.split_at(fitting.count().max(1));
+            self.status.waiting_since.set(now[0].after.seen_ns as u64);
             self.commit_once(now).await?;
             rest = later;
         }
@@ -703,6 +676,8 @@ impl Inward<'_> {
                 Ok(Some(())) => {
                     failpoint("committed");
                     self.status.messages.add(batch.len() as u64);
+                    self.status.carried.set(batch[batch.len() - 1].read);
+                    self.status.done.set(slot.done);
                     self.status.bytes.add(batch.iter().map(|item| item.payload.len() as u64).sum());
                     self.note_unreleased(next_seq, slot.from);
                     return Ok(());
@@ -747,13 +722,29 @@ impl Inward<'_> {
         self.unreleased.push_back((next_seq, from));
     }
 
-    /// At the end, by connect: what the receiver releases in time does not come a second time.
-    fn note_end(&mut self) -> Result<(), Failure> {
+    /// At the end, by connect: what the receiver releases in time does not come a second time. If the process goes on,
+    /// it has all the time that it needs.
+    async fn note_end(&mut self) -> Result<(), Failure> {
         if self.is_path {
             return Ok(());
         }
+        let until = Instant::now() + RELEASE_WAIT;
+        let mut is_reported = false;
         // An error means that the receiver is gone; what it released is known all the same.
-        let _ = self.sender.wait_released_until(Instant::now() + RELEASE_WAIT);
+        while let Ok(false) = self.sender.wait_released_until(Instant::now() + SLICE) {
+            if Instant::now() > until {
+                if !self.stop.is_outlived() {
+                    break;
+                }
+                if !std::mem::replace(&mut is_reported, true) {
+                    report(format_args!(
+                        "in: waits until the receiver of {} has released what it has",
+                        self.args.channel
+                    ));
+                }
+            }
+            tokio::time::sleep(TURN).await;
+        }
         let released = self.released();
         let current = self.position.current();
         self.position.begin(Slot { released, ..current })

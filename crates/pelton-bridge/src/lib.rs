@@ -2,9 +2,9 @@
 //!
 //! `outward` takes messages from a channel and publishes them; `inward` takes messages of a stream into a channel.
 //! `serve` offers a local service as one of NATS, `call` one of NATS as a local one; `calls` has what both need.
-//! Beside them: `wire`, what a bridge writes into a NATS message; `position`, the file that says what of a stream
-//! is in a channel; `nats`, the connection and the stream's settings; `channel`, the endpoints; `status`, metrics and
-//! health; `stop`, signals. `run` has many bridges in one process.
+//! Beside them: `wire`, what a bridge writes into a NATS message; `consumer`, how one reads a stream; `position`, the
+//! file that says what of a stream is in a channel; `nats`, the connection and the stream's settings; `channel`, the
+//! endpoints; `status`, metrics and health; `stop`, signals. `run` has many bridges in one process.
 //!
 //! A bridge is one thread, which carries messages and serves the connection: nothing is handed from thread to thread.
 //! So where it waits for a channel without the runtime, it does so in slices, between which the connection has its
@@ -16,6 +16,7 @@
 mod call;
 mod calls;
 mod channel;
+mod consumer;
 mod inward;
 mod nats;
 mod outward;

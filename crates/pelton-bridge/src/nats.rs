@@ -115,6 +115,8 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 pub struct Nats {
     pub client: Client,
     pub jetstream: Context,
+    /// The beginning of the subjects of JetStream's requests.
+    pub api: String,
     pub stream: String,
     /// Counts the connections: a publish in flight when it changes is repeated.
     pub connections: watch::Receiver<u64>,
@@ -131,6 +133,11 @@ pub enum Direction {
 }
 
 impl NatsArgs {
+    /// Whether both name the same stream of the same servers.
+    pub fn is_same_stream(&self, other: &NatsArgs) -> bool {
+        (&self.stream, &self.domain, &self.servers.urls) == (&other.stream, &other.domain, &other.servers.urls)
+    }
+
     /// Connects, and checks the stream, which --create creates for `subject`. The second value has the stream as it
     /// is now.
     pub async fn connect(
@@ -150,8 +157,15 @@ impl NatsArgs {
         Ok((nats, info))
     }
 
-    /// Connects, and checks the stream; creates nothing.
-    pub async fn check(&self, direction: Direction, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
+    /// Connects, and checks the stream, and that it takes the subject on which a bridge outwards publishes; creates
+    /// nothing.
+    pub async fn check(
+        &self,
+        direction: Direction,
+        published: Option<&str>,
+        stop: &Stop,
+        status: &Arc<Status>,
+    ) -> Result<(), Failure> {
         let nats = self.open(stop, status).await?;
         if self.create
             && let Err(error) = nats.jetstream.get_stream(&self.stream).await
@@ -160,7 +174,20 @@ impl NatsArgs {
         {
             return Ok(());
         }
-        self.check_info(&nats.info(stop).await?, direction)
+        let info = nats.info(stop).await?;
+        self.check_info(&info, direction)?;
+        let subjects = &info.config.subjects;
+        match published {
+            Some(subject) if !subjects.iter().any(|pattern| is_subject_of(subject, pattern)) => {
+                Err(Failure::Refused(format!(
+                    "the stream {} does not take {subject}, only {}: name another subject or stream, or add the \
+                     subject to the stream",
+                    self.stream,
+                    subjects.join(", ")
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn open(&self, stop: &Stop, status: &Arc<Status>) -> Result<Nats, Failure> {
@@ -175,6 +202,7 @@ impl NatsArgs {
         };
         Ok(Nats {
             jetstream,
+            api: self.domain.as_ref().map_or("$JS.API".to_owned(), |domain| format!("$JS.{domain}.API")),
             client,
             stream: self.stream.clone(),
             connections,
@@ -363,6 +391,19 @@ pub fn limit_text(error: &jetstream::Error, stream: &str) -> Option<String> {
     Some(format!("{limit} ({}): {todo}", error))
 }
 
+/// Whether a subject is one of those that a pattern with wildcards names.
+pub fn is_subject_of(subject: &str, pattern: &str) -> bool {
+    let mut tokens = subject.split('.');
+    pattern.split('.').all(|wanted| match (wanted, tokens.next()) {
+        (">", Some(_)) => {
+            tokens.by_ref().for_each(drop);
+            true
+        }
+        (wanted, Some(token)) => wanted == "*" || wanted == token,
+        (_, None) => false,
+    }) && tokens.next().is_none()
+}
+
 fn read_secret(option: &str, path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|error| {
         let what = format!("reading {option} {}", path.display());
@@ -474,6 +515,13 @@ pub struct Retry {
 impl Retry {
     pub fn new(what: &'static str, status: &Arc<Status>) -> Retry {
         Retry { what, attempts: 0, status: status.clone(), problem: None }
+    }
+
+    /// What failed has succeeded.
+    pub fn succeeded(&mut self) {
+        if self.attempts > 0 {
+            (self.attempts, self.problem) = (0, None);
+        }
     }
 
     /// Waits before the next attempt; fails when a signal arrives.

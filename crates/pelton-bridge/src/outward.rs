@@ -28,7 +28,7 @@ use futures_util::future::try_join_all;
 use pelton::{Chunk, LaneId, Receiver, Record, Traceparent, raw::TakenChunk};
 use pelton_cli::failure::Failure;
 use std::{
-    cell::Cell,
+    cell::{Cell, OnceCell},
     collections::{HashMap, HashSet},
     error::Error as _,
     sync::Arc,
@@ -36,7 +36,8 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// Bytes of messages taken from a lane at a time, and packed into one NATS message.
+/// Bytes of messages taken from a lane at a time, and packed into one NATS message. One by one, a chunk is one
+/// message: the end of a bridge waits for the chunk that it has begun.
 const CHUNK_BYTES: u64 = 128 << 10;
 /// Lanes served at the same time, each with a subject of its own.
 const LANES_AT_ONCE: usize = 64;
@@ -46,7 +47,7 @@ const SUBJECTS_MAX: usize = 4096;
 const DOUBTS_MAX: usize = 16;
 /// The longest text of a doubt in a header.
 const DOUBT_BYTES: usize = 96;
-/// How long a publish whose acknowledgement is missing is awaited after a signal.
+/// How long publishes whose acknowledgements are missing are awaited after a signal.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 
 /// Options of `pelton-bridge out`.
@@ -92,6 +93,15 @@ impl OutArgs {
         self.subject.replace("{lane}", "*")
     }
 
+    /// Whether `other` publishes where this one does, so that it finds out what this one has stored.
+    pub fn succeeds(&self, other: &OutArgs) -> bool {
+        self.subject == other.subject && self.id == other.id && self.nats.is_same_stream(&other.nats)
+    }
+
+    fn chunk_bytes(&self) -> u64 {
+        if self.packed { CHUNK_BYTES } else { 1 }
+    }
+
     fn lanes_at_once(&self) -> usize {
         if self.subject.contains("{lane}") { LANES_AT_ONCE } else { 1 }
     }
@@ -104,7 +114,8 @@ impl OutArgs {
 
     /// Checks the stream; carries nothing.
     pub async fn check(&self, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure> {
-        self.nats.check(Direction::Out, stop, status).await
+        let subject = self.subject.replace("{lane}", &lane_text([0, 0]));
+        self.nats.check(Direction::Out, Some(&subject), stop, status).await
     }
 }
 
@@ -151,6 +162,9 @@ struct Work<'a> {
     chunk: Chunk<'a>,
 }
 
+/// How far a lane is stored: its number in this receiver, its identity, and the last message.
+type Stage = (u32, Lane, u32);
+
 struct Outward {
     nats: Nats,
     config: Config,
@@ -162,6 +176,10 @@ struct Outward {
     status: Arc<Status>,
     /// Whether a message may be stored that is not released.
     in_doubt: Cell<bool>,
+    /// After a signal: when nothing is awaited any more.
+    ends_at: OnceCell<Instant>,
+    is_reported: Cell<bool>,
+    channel: String,
 }
 
 /// Runs `pelton-bridge out`.
@@ -179,6 +197,9 @@ pub async fn run(args: &OutArgs, stop: &Stop, status: &Arc<Status>) -> Result<()
         stop: stop.clone(),
         status: status.clone(),
         in_doubt: Cell::new(false),
+        ends_at: OnceCell::new(),
+        is_reported: Cell::new(false),
+        channel: args.channel.clone(),
     };
     let mut subjects = HashMap::new();
     if !args.subject.contains("{lane}") {
@@ -241,8 +262,8 @@ impl Outward {
         loop {
             let taken = match self.stop.check() {
                 Ok(()) => self.take(args, receiver),
-                // What may be in doubt is decided before the channel is closed.
-                Err(failure) => match self.stop.is_reload() && !receiver.is_path() {
+                // What may be in doubt is decided before the channel is closed, or is published elsewhere.
+                Err(failure) => match self.stop.has_no_successor() || self.stop.is_reload() && !receiver.is_path() {
                     true => match self.take_unsettled(args, receiver, settled)? {
                         taken if taken.is_empty() => return Err(failure),
                         taken => Ok(taken),
@@ -296,13 +317,17 @@ impl Outward {
             failpoint("unreleased");
             receiver.get_mut().release_chunks();
             self.in_doubt.set(false);
-            settled.extend(taken.iter().map(|taken| taken.chunk.lane));
             if subjects.len() > SUBJECTS_MAX {
                 subjects.clear();
             }
-            for (mut subject, lanes) in done {
-                // Released now.
-                subject.doubts.retain(|doubt| !lanes.contains(&doubt.lane));
+            for (mut subject, released) in done {
+                for (number, lane, last) in released {
+                    // A predecessor may have packed more messages than this chunk has.
+                    subject.doubts.retain(|doubt| doubt.lane != lane || !is_at_most(doubt.number, last));
+                    if subject.doubts.iter().all(|doubt| doubt.lane != lane) {
+                        settled.insert(number);
+                    }
+                }
                 subjects.insert(subject.name.clone(), subject);
             }
         }
@@ -312,7 +337,7 @@ impl Outward {
     fn take(&self, args: &OutArgs, receiver: &mut ReceiverEnd) -> pelton::Result<Vec<Taken>> {
         let mut taken = Vec::new();
         while taken.len() < args.lanes_at_once() {
-            match receiver.get_mut().take_chunk(CHUNK_BYTES, |_| None) {
+            match receiver.get_mut().take_chunk(args.chunk_bytes(), |_| None) {
                 Ok(Some(chunk)) => taken.push(Taken::new(chunk, receiver)),
                 Ok(None) => break,
                 // What was taken first: the next call returns the error again.
@@ -335,7 +360,7 @@ impl Outward {
             if taken.len() == args.lanes_at_once() {
                 break;
             }
-            if let Some(chunk) = receiver.get_mut().take_chunk_before(lane, CHUNK_BYTES, |_| None)? {
+            if let Some(chunk) = receiver.get_mut().take_chunk_before(lane, args.chunk_bytes(), |_| None)? {
                 taken.push(Taken::new(chunk, receiver));
             }
         }
@@ -418,25 +443,33 @@ impl Outward {
     }
 
     /// The failure that a signal causes, some time after it: a publish in flight is decided first, if the server
-    /// answers.
+    /// answers. After a reload without a successor it is decided in any case.
     async fn grace(&self) -> Failure {
-        let failure = self.stop.requested().await;
-        tokio::time::sleep(STOP_GRACE).await;
-        failure
-    }
-
-    /// Publishes the messages of chunks on one subject, in order. Returns the lanes whose doubts end when the chunks
-    /// are released.
-    async fn publish_all(&self, mut subject: Subject, works: Vec<Work<'_>>) -> Result<(Subject, Vec<Lane>), Failure> {
-        let mut lanes = Vec::new();
-        for work in works {
-            self.publish_chunk(&mut subject, &work).await?;
-            lanes.push(work.lane);
+        self.stop.requested().await;
+        tokio::time::sleep_until(*self.ends_at.get_or_init(|| Instant::now() + STOP_GRACE)).await;
+        if self.stop.has_no_successor() && !self.is_reported.replace(true) {
+            report(format_args!(
+                "out {}: ends once the server says whether a message is stored, because no table publishes the channel \
+                 at the same place any more",
+                self.channel
+            ));
         }
-        Ok((subject, lanes))
+        self.stop.requested_with_successor().await
     }
 
-    async fn publish_chunk(&self, subject: &mut Subject, work: &Work<'_>) -> Result<(), Failure> {
+    /// Publishes the messages of chunks on one subject, in order. Returns what can be released: the lanes, and each
+    /// one's last message.
+    async fn publish_all(&self, mut subject: Subject, works: Vec<Work<'_>>) -> Result<(Subject, Vec<Stage>), Failure> {
+        let mut stored = Vec::new();
+        for work in works {
+            let last = self.publish_chunk(&mut subject, &work).await?;
+            stored.push((work.number, work.lane, last));
+        }
+        Ok((subject, stored))
+    }
+
+    /// Returns the number of the chunk's last message.
+    async fn publish_chunk(&self, subject: &mut Subject, work: &Work<'_>) -> Result<u32, Failure> {
         let records: Vec<Record<'_>> = work.chunk.records().collect();
         if records.len() != work.chunk.message_count() as usize {
             return Err(Failure::System(format!(
@@ -479,7 +512,7 @@ impl Outward {
         }
         self.status.messages.add(records.len() as u64);
         self.status.bytes.add(records.iter().map(|record| record.payload().len() as u64).sum());
-        Ok(())
+        Ok(records.last().map_or(work.chunk.first_seq(), Record::seq))
     }
 
     /// Publishes a message from byte `begin` on, in parts if it is too large for one.

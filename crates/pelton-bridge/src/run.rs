@@ -10,9 +10,9 @@
 use crate::{
     Cli, Command, carry, channel, on_runtime, report,
     status::{Bridges, Status},
-    stop::{RELOAD, Stop},
+    stop::{RELOAD, RELOAD_ELSEWHERE, Stop},
 };
-use clap::{Args, CommandFactory as _, Parser as _};
+use clap::{Arg, Args, CommandFactory as _, Parser as _};
 use futures_util::future::join_all;
 use pelton_cli::{
     descriptors,
@@ -20,6 +20,7 @@ use pelton_cli::{
     notify::{self, notify},
 };
 use std::{
+    any::TypeId,
     collections::HashSet,
     io,
     path::{Path, PathBuf},
@@ -222,11 +223,17 @@ impl All {
     /// Ends what is not in `entries`, and adds what does not run.
     fn reload(&mut self, mut entries: Vec<Entry>) {
         let is_wanted = |bridge: &Bridge| entries.iter().any(|entry| entry.words == bridge.entry.words);
+        let has_successor = |bridge: &Bridge| match &bridge.entry.command {
+            Command::Out(old) => entries.iter().any(|entry| {
+                entry.role == bridge.entry.role && matches!(&entry.command, Command::Out(new) if new.succeeds(old))
+            }),
+            _ => true,
+        };
         let mut ends = 0;
         for bridge in &mut self.bridges {
             bridge.state = match std::mem::replace(&mut bridge.state, State::Waits) {
                 State::Runs(thread) if !is_wanted(bridge) => {
-                    thread.stop.send_replace(RELOAD);
+                    thread.stop.send_replace(if has_successor(bridge) { RELOAD } else { RELOAD_ELSEWHERE });
                     ends += 1;
                     State::Ends(thread)
                 }
@@ -320,12 +327,15 @@ fn keep(entry: &Entry, stop: &Stop, status: &Arc<Status>) -> Result<(), Failure>
 
 /// Reads and checks a configuration.
 fn read(path: &Path) -> Result<Vec<Entry>, Failure> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::Input(format!("reading {}: {error}", path.display())))?;
-    parse(&text).map_err(|problem| Failure::Input(format!("{}: {problem}", path.display())))
+    let failed = |error: io::Error| Failure::Input(format!("reading {}: {error}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let whole = std::path::absolute(path).map_err(failed)?;
+    let folder = whole.parent().unwrap_or(Path::new("/"));
+    parse(&text, folder).map_err(|problem| Failure::Input(format!("{}: {problem}", path.display())))
 }
 
-fn parse(text: &str) -> Result<Vec<Entry>, String> {
+/// Relative paths in it begin at `folder`.
+fn parse(text: &str, folder: &Path) -> Result<Vec<Entry>, String> {
     let mut defaults: Table = text.parse().map_err(|error: toml::de::Error| error.to_string().trim_end().to_owned())?;
     let mut tables = Vec::new();
     for kind in KINDS {
@@ -362,7 +372,7 @@ fn parse(text: &str) -> Result<Vec<Entry>, String> {
             }
         }
         let table_has_metrics = table.contains_key("metrics");
-        let words = words(kind, table).map_err(|problem| format!("{place}: {problem}"))?;
+        let words = words(kind, table, folder).map_err(|problem| format!("{place}: {problem}"))?;
         let command = Cli::try_parse_from([&["pelton-bridge".to_owned()], &words[..]].concat())
             .map_err(|error| format!("{place}: {}", first_paragraph(&error.to_string())))?
             .command;
@@ -381,15 +391,30 @@ fn parse(text: &str) -> Result<Vec<Entry>, String> {
     Ok(entries)
 }
 
+/// A path, or a name with one, begins at `folder`.
+fn in_folder(argument: Option<&Arg>, text: String, folder: &Path) -> String {
+    let whole = |path: &str| folder.join(path).display().to_string();
+    let Some(argument) = argument else { return text };
+    if argument.get_value_parser().type_id() == TypeId::of::<PathBuf>() {
+        return whole(&text);
+    }
+    let is_name = ["channel", "service", "name", "prefer_local"].contains(&argument.get_id().as_str());
+    match text.split_once(':') {
+        Some((kind @ ("path" | "unix"), path)) if is_name && !path.is_empty() => format!("{kind}:{}", whole(path)),
+        _ => text,
+    }
+}
+
 /// The command line of a table.
-fn words(kind: &str, mut table: Table) -> Result<Vec<String>, String> {
+fn words(kind: &str, mut table: Table, folder: &Path) -> Result<Vec<String>, String> {
     let program = Cli::command();
     let command = program.find_subcommand(kind).expect("each kind is a command");
+    let option = |name: &str| command.get_arguments().find(|argument| argument.get_long() == Some(name));
     let mut operands = Vec::new();
     for operand in command.get_positionals() {
         let name = operand.get_id().as_str();
         match table.remove(name) {
-            Some(Value::String(text)) => operands.push(text),
+            Some(Value::String(text)) => operands.push(in_folder(Some(operand), text, folder)),
             Some(value) => return Err(format!("{name} is a {}: want a string", value.type_str())),
             None => return Err(format!("{name} is missing")),
         }
@@ -404,7 +429,7 @@ fn words(kind: &str, mut table: Table) -> Result<Vec<String>, String> {
             match value {
                 Value::Boolean(false) => {}
                 Value::Boolean(true) => words.push(format!("--{name}")),
-                Value::String(text) => words.push(format!("--{name}={text}")),
+                Value::String(text) => words.push(format!("--{name}={}", in_folder(option(&name), text, folder))),
                 Value::Integer(number) => words.push(format!("--{name}={number}")),
                 Value::Float(number) => words.push(format!("--{name}={number}")),
                 _ => return Err(format!("{name} is a {}: want a string, a number or a boolean", value.type_str())),
@@ -480,7 +505,7 @@ mod tests {
 
     #[track_caller]
     fn refused(text: &str, words: &[&str]) {
-        let problem = parse(text).err().unwrap_or_else(|| panic!("not refused: {text}"));
+        let problem = parse(text, Path::new("/etc")).err().unwrap_or_else(|| panic!("not refused: {text}"));
         for word in words {
             assert!(problem.contains(word), "{word:?} is not in: {problem}");
         }
@@ -506,7 +531,7 @@ mod tests {
             name = "a"
             timeout = 0.5
         "#;
-        let entries = parse(text).unwrap();
+        let entries = parse(text, Path::new("/etc")).unwrap();
         let lines: Vec<String> = entries.iter().map(|entry| entry.words.join(" ")).collect();
         let servers = "--nats=nats://a:4222 --nats=nats://b:4222";
         assert_eq!(
@@ -518,6 +543,38 @@ mod tests {
             ]
         );
         assert_eq!(entries[0].title, "out path:/x");
+    }
+
+    #[test]
+    fn relative_paths_begin_at_the_folder_of_the_file() {
+        let text = r#"
+            creds = "nats.creds"
+            [[out]]
+            channel = "path:a"
+            subject = "path:x"
+            stream = "S"
+            id = "path:y"
+            [[in]]
+            subject = "s"
+            channel = "unix:../b"
+            stream = "S"
+            position = "b.position"
+            creds = "/run/nats.creds"
+            [[call]]
+            subject = "s"
+            name = "short"
+            prefer-local = "unix:here"
+        "#;
+        let entries = parse(text, Path::new("/etc/app")).unwrap();
+        let lines: Vec<String> = entries.iter().map(|entry| entry.words.join(" ")).collect();
+        assert_eq!(
+            lines,
+            [
+                "out --creds=/etc/app/nats.creds --id=path:y --stream=S --subject=path:x -- path:/etc/app/a",
+                "in --creds=/run/nats.creds --position=/etc/app/b.position --stream=S -- s unix:/etc/app/../b",
+                "call --creds=/etc/app/nats.creds --prefer-local=unix:/etc/app/here -- s short",
+            ]
+        );
     }
 
     #[test]

@@ -6,12 +6,13 @@
 use crate::{
     calls::{
         CALL, CALLS_MAX, DEADLINE, DRAIN_TIME, HEADER_BYTES, Inbox, Inboxes, LocalService, SIGN_INTERVAL, WINDOW,
-        header, is_not_begun, reply_header,
+        header, is_not_begun, reply_header, submit,
     },
     nats::ServerArgs,
     report,
     status::Status,
     stop::Stop,
+    wire::traceparent,
 };
 use async_nats::{
     Client, HeaderMap, StatusCode, Subject,
@@ -219,12 +220,8 @@ impl Call<'_> {
             return self.give_back("has lost its service").await;
         };
         let (deadline, body) = (self.deadline, self.request.message.payload.clone());
-        let submitting = async {
-            match deadline {
-                Some(deadline) => local.submit_by(&body, deadline.into_std()).await,
-                None => local.submit(&body).await,
-            }
-        };
+        let traceparent = self.request.message.headers.as_ref().and_then(traceparent);
+        let submitting = submit(&local, &body, traceparent, deadline.map(Instant::into_std));
         tokio::pin!(submitting);
         let mut signs = signs();
         // Waits for space, in the service or in the table of calls.

@@ -3,7 +3,7 @@
 //! A bridge only counts. A scrape reads the counters, and of channels outwards what waits in them.
 
 use crate::report;
-use async_nats::{Client, Statistics, connection::State};
+use async_nats::{Client, Statistics, connection, jetstream::stream::State};
 use pelton::observe::{Channel, Observer};
 use pelton_cli::{
     failure::Failure,
@@ -37,7 +37,11 @@ impl Count {
         self.0.store(value, Relaxed);
     }
 
-    fn get(&self) -> u64 {
+    pub fn raise(&self, value: u64) {
+        self.0.fetch_max(value, Relaxed);
+    }
+
+    pub fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }
 }
@@ -60,8 +64,14 @@ pub struct Status {
     pub in_flight: Count,
     /// Publishes that were repeated; messages that were read again.
     pub redeliveries: Count,
-    /// Inwards: messages of the stream behind the last one that was read.
-    pub pending: Count,
+    /// Inwards: messages of the stream whose contents are in the channel, and how many there will be once all that are
+    /// in the stream are.
+    pub carried: Count,
+    pub known: Count,
+    /// Inwards: the sequence of the last of them.
+    pub done: Count,
+    /// Inwards: the mean size of the stream's messages.
+    pub mean_bytes: Count,
     /// Since when messages wait, in nanoseconds of UNIX time; 0: none does.
     pub waiting_since: Count,
     connections: Mutex<Connections>,
@@ -130,7 +140,10 @@ impl Status {
             acks: Count::default(),
             in_flight: Count::default(),
             redeliveries: Count::default(),
-            pending: Count::default(),
+            carried: Count::default(),
+            known: Count::default(),
+            done: Count::default(),
+            mean_bytes: Count::default(),
             waiting_since: Count::default(),
             connections: Mutex::default(),
             problems: Mutex::default(),
@@ -142,6 +155,11 @@ impl Status {
         *self.phase() = Phase::Up(client.clone());
         self.in_flight.set(0);
         self.connections().count(client.statistics());
+    }
+
+    /// Of a stream inwards.
+    pub fn note_mean(&self, stream: &State) {
+        self.mean_bytes.set(stream.bytes / stream.messages.max(1));
     }
 
     /// It does not carry. Returns whether that is new.
@@ -160,7 +178,7 @@ impl Status {
     fn problem(&self) -> Option<String> {
         match &*self.phase() {
             Phase::Starting => Some("starts".to_owned()),
-            Phase::Up(client) if client.connection_state() == State::Connected => {
+            Phase::Up(client) if client.connection_state() == connection::State::Connected => {
                 self.problems().first().map(|(_, text)| text.clone())
             }
             Phase::Up(_) => Some("has no connection to NATS".to_owned()),
@@ -180,9 +198,9 @@ impl Status {
         self.connections().total().saturating_sub(1)
     }
 
-    /// The lag in messages, bytes and seconds. Of a channel, its unreleased messages; of a stream, those
-    /// behind the last message read, with bytes by the mean of the messages so far. The seconds
-    /// outwards are since the bridge last found the channel empty; inwards, since the last message read was stored.
+    /// The lag in messages, bytes and seconds. Of a channel, its unreleased messages; of a stream, those that are not
+    /// in the channel, with bytes by their mean. The seconds outwards are since the bridge last found the channel
+    /// empty; inwards, since the oldest message that waits was stored.
     fn lag(&self, channels: &[Channel]) -> (u64, u64, f64) {
         let (messages, bytes) = match self.kind {
             "out" => channels
@@ -190,8 +208,8 @@ impl Status {
                 .find(|channel| channel.name == self.name)
                 .map_or((0, 0), |channel| (channel.waiting_messages(), channel.waiting_bytes())),
             _ => {
-                let mean = self.bytes.get() as f64 / self.messages.get().max(1) as f64;
-                (self.pending.get(), (self.pending.get() as f64 * mean) as u64)
+                let messages = self.known.get().saturating_sub(self.carried.get());
+                (messages, messages * self.mean_bytes.get())
             }
         };
         let seconds = match self.waiting_since.get() {
@@ -297,8 +315,8 @@ impl MetricSource for Snapshot {
             ("bridge_up", "1 while it is connected and carries", None),
             ("bridge_publishes_in_flight", "Publishes without an acknowledgement yet", None),
             ("bridge_lag_messages", "Messages that wait in the channel, or in the stream", None),
-            ("bridge_lag", "Their bytes; of a stream by the mean of the messages before", Some(Unit::Bytes)),
-            ("bridge_lag", "Time since none waited; of a stream, the age of the last one read", Some(Unit::Seconds)),
+            ("bridge_lag", "Their bytes; of a stream by the mean of its messages", Some(Unit::Bytes)),
+            ("bridge_lag", "Time since none waited; of a stream, the age of the oldest there", Some(Unit::Seconds)),
         ];
         let all = counters.into_iter().map(|metric| (metric, true)).chain(gauges.into_iter().map(|m| (m, false)));
         all.enumerate()

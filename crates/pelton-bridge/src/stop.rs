@@ -20,6 +20,8 @@ pub struct Stop {
 
 /// Instead of a signal's number: a reload ends the bridge, and the process goes on.
 pub const RELOAD: i32 = -1;
+/// The same, and no successor publishes at the same place: the bridge decides what is undecided before it ends.
+pub const RELOAD_ELSEWHERE: i32 = -2;
 
 impl Stop {
     /// Catches SIGINT and SIGTERM from now on. Call this in a Tokio runtime.
@@ -58,18 +60,32 @@ impl Stop {
 
     /// Whether a reload ends this bridge.
     pub fn is_reload(&self) -> bool {
-        *self.number.borrow() == RELOAD
+        *self.number.borrow() < 0
+    }
+
+    /// Whether a reload ends this bridge, and no successor publishes at the same place.
+    pub fn has_no_successor(&self) -> bool {
+        *self.number.borrow() == RELOAD_ELSEWHERE
     }
 
     /// Whether the process goes on after this bridge.
     pub fn is_outlived(&self) -> bool {
-        self.is_of_one && matches!(*self.number.borrow(), 0 | RELOAD)
+        self.is_of_one && *self.number.borrow() <= 0
     }
 
     /// Waits for a signal.
     pub async fn requested(&self) -> Failure {
+        self.wait_for(|number| number != 0).await
+    }
+
+    /// Waits for a signal after which a successor decides what is undecided.
+    pub async fn requested_with_successor(&self) -> Failure {
+        self.wait_for(|number| !matches!(number, 0 | RELOAD_ELSEWHERE)).await
+    }
+
+    async fn wait_for(&self, mut is_wanted: impl FnMut(i32) -> bool) -> Failure {
         let mut receive = self.number.clone();
-        match receive.wait_for(|number| *number != 0).await {
+        match receive.wait_for(|number| is_wanted(*number)).await {
             Ok(number) => Failure::Signal(*number),
             // The sender lives as long as the bridge.
             Err(_) => std::future::pending().await,

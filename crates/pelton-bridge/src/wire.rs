@@ -30,7 +30,7 @@ const COUNT: &str = "Pelton-Count";
 const PART: &str = "Pelton-Part";
 const DOUBT: &str = "Pelton-Doubt";
 /// Not a bridge's own: other publishers and readers use it too.
-const TRACEPARENT: &str = "traceparent";
+pub const TRACEPARENT: &str = "traceparent";
 
 /// Bytes of the headers with the longest numbers, without the bridge's name and the doubts; the server counts them.
 pub const HEADER_BYTES: usize = 512;

@@ -6,6 +6,7 @@
 //! endpoints; `connect`, `path` and `gather` create them. [`raw`] is the interface of the crates above.
 
 mod acceptor;
+mod backoff;
 mod connect;
 mod counters;
 mod directory;
@@ -19,6 +20,7 @@ mod lane_id;
 mod lanes;
 mod link;
 mod listener;
+mod lockstep;
 mod memory;
 mod name;
 pub mod observe;
@@ -38,6 +40,7 @@ mod subscriber;
 mod traceparent;
 mod transport;
 mod wait;
+mod window;
 
 pub use counters::Counters;
 pub use endpoint::Departure;

@@ -20,7 +20,7 @@ use std::time::Instant;
 /// | [`capacity`](Options::capacity) | all but `open_*`, subscribers, flushes and appenders |
 /// | [`message_bytes_max`](Options::message_bytes_max) | the same, and appenders |
 /// | [`traced`](Options::traced) | `threads`, `gather`, `gather_at`, `connect_sender`, `listen`, `create_*` |
-/// | [`resident_max`](Options::resident_max) | makers of senders |
+/// | [`resident_max`](Options::resident_max) | makers of senders, publishers |
 /// | [`memory`](Options::memory) | `gather_at`, `connect_receiver`, `listen`, `create_*`, `open_receiver`, calls |
 /// | [`wait`](Options::wait) | all but flushes |
 /// | [`allow_uids`](Options::allow_uids) | all between processes |
@@ -116,7 +116,8 @@ impl<M> Options<M> {
     /// empty. Then it tries a larger part at intervals, and keeps it only if the throughput is higher. It releases the
     /// memory some time after a failed trial, when the stream slows down, within 256 messages after a pause, and by
     /// `Sender::trim`. A sender that sends no further message keeps its memory. All senders of a process together use
-    /// at most 64 MiB more than their 256 KiB each. Appenders are not affected.
+    /// at most 64 MiB more than their 256 KiB each. A publisher keeps the memory as long as it lives. Appenders are not
+    /// affected.
     pub fn resident_max(mut self, bytes: u64) -> Options<M>
     where
         M: Accepts<setting::ResidentMax>,
@@ -486,7 +487,7 @@ accepts! {
     Capacity: Publish PublishAt Subscribe Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service;
     MessageBytesMax: Publish PublishAt Subscribe Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service Appenders;
     Traced: Threads Gather GatherAt ConnectSender Listen CreateSender CreateReceiver;
-    ResidentMax: Threads Gather GatherAt ConnectSender Listen CreateSender OpenSender Client Service;
+    ResidentMax: Publish PublishAt Threads Gather GatherAt ConnectSender Listen CreateSender OpenSender Client Service;
     Memory: GatherAt ConnectReceiver Listen CreateSender CreateReceiver OpenReceiver Client Service;
     Waits: Publish PublishAt Subscribe Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver OpenSender OpenReceiver Client Service Appenders;
     AllowUids: PublishAt Subscribe GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver OpenSender OpenReceiver Client Service;

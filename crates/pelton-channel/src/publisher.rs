@@ -12,11 +12,12 @@ use crate::handshake::broadcast::{
 use crate::link::{Link, this_process};
 use crate::listener::Listener;
 use crate::options::{Options, maker};
-use crate::sender::Sent;
+use crate::sender::{LEAD, LEAD_PAUSE, Sent};
 use crate::settings::{Policy, Settings};
 use crate::subscriber::{Subscriber, SubscriberMemory, SubscriberParts, broadcast_memory};
 use crate::transport::{Queue, ThreadTransport};
 use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
+use crate::window::{Keeps, Window};
 use pelton_lane::{
     BroadcastProducer, CURSORS_MAX, CursorLoss, CursorPage, Joined, LastRing, ReservedSpace, StartFrom, failpoint,
 };
@@ -73,6 +74,9 @@ pub struct Publisher {
     subscriptions: [Option<Box<Subscription>>; CURSORS_MAX],
     side: PublisherSide,
     acceptor: Option<Acceptor<Joining>>,
+    window: Window,
+    /// The next message when it last slept within the lead: see [`Publisher::find_nearby`].
+    paused_at: u64,
     /// The last number given to a subscriber of another process.
     number: u32,
     /// Messages until the clock is read, and from one reading to the next.
@@ -173,9 +177,8 @@ impl Publisher {
         // SAFETY: the segments are new, of the sizes in the page, and outlive the lane: see the order of the fields.
         let mut lane = unsafe { BroadcastProducer::attach(broadcast_memory(&page, &data), 1, can_barrier) };
         lane.set_history(options.history);
-        if let Some(window) = options.window {
-            lane.set_window(window);
-        }
+        let window = Window::of(options, lane.capacity(), lane.sent_bytes());
+        lane.set_window(window.bytes());
         let hold_max = options.hold_max;
         Ok(Publisher {
             lane,
@@ -183,6 +186,8 @@ impl Publisher {
             subscriptions: [const { None }; CURSORS_MAX],
             side: PublisherSide { page, data, message_bytes_max: limit, doorbells, hold_max },
             acceptor,
+            window,
+            paused_at: 0,
             number: 0,
             left: 1,
             interval: 1,
@@ -314,6 +319,10 @@ impl Publisher {
 
     fn find_space(&mut self, bytes: u64, deadline: Deadline) -> Result<Option<ReservedSpace>> {
         self.endpoint.check_owner()?;
+        self.find_window();
+        if let Some(space) = self.find_nearby(bytes, deadline)? {
+            return Ok(Some(space));
+        }
         loop {
             if let Some(space) = self.reserve(bytes)? {
                 return Ok(Some(space));
@@ -328,6 +337,55 @@ impl Publisher {
                 return Ok(None);
             }
         }
+    }
+
+    /// Adapts the window to the throughput, as a sender does. The memory outside of it stays: see decision 0044.
+    fn find_window(&mut self) {
+        let sent = self.lane.sent_bytes();
+        if !self.window.is_due(sent) {
+            return;
+        }
+        let receivers = match self.lane.backlog_bytes() {
+            0 => Keeps::Waiting,
+            bytes if bytes > self.lane.window() => Keeps::Behind,
+            _ => Keeps::Up,
+        };
+        let bytes = self.window.sample(sent, receivers, os::monotonic_ns());
+        if bytes != self.lane.window() {
+            self.lane.set_window(bytes);
+        }
+    }
+
+    /// As `Sender::find_nearby`, if the slowest subscriber shares this side's processor. Not while the lane keeps
+    /// messages for others than those that gate: within the lead they would have to give way too early.
+    fn find_nearby(&mut self, bytes: u64, deadline: Deadline) -> Result<Option<ReservedSpace>> {
+        let Some(until) = deadline.until() else { return Ok(None) };
+        let bound = LEAD.max(self.lane.window());
+        let is_done =
+            bound >= self.lane.capacity() || self.lane.is_beyond(bound) || self.paused_at == self.lane.number();
+        if bytes > LEAD / 4 || is_done || self.lane.keeps_for_others() {
+            return Ok(None);
+        }
+        let ring = Space { publisher: self, want: Want::Message(bytes) }.last_ring();
+        if !ring.is_some_and(|ring| self.endpoint.spin.shares_processor_with(ring)) {
+            return Ok(None);
+        }
+        self.lane.set_bound(bound);
+        let found = self.reserve(bytes).and_then(|space| {
+            if space.is_some() {
+                return Ok(space);
+            }
+            self.lane.count_wait();
+            self.paused_at = self.lane.number();
+            let end = Instant::now() + LEAD_PAUSE;
+            let end = until.map_or(end, |until| until.min(end));
+            match wait::wait(&mut Space { publisher: self, want: Want::Message(bytes) }, Some(end))? {
+                true => self.reserve(bytes),
+                false => Ok(None),
+            }
+        });
+        self.lane.set_bound(self.lane.capacity());
+        found
     }
 
     /// Reserves, also by passing a subscriber that has held the publisher up for too long.
@@ -847,5 +905,59 @@ impl AsRawFd for Publisher {
     /// As [`AsFd`], for runtimes that need the number.
     fn as_raw_fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MESSAGE: [u8; 60_000] = [0; 60_000];
+
+    /// Runs `body` with a subscriber that has last slept on this thread's processor, the only one of this thread.
+    fn on_one_processor(history: u64, body: impl FnOnce(Publisher, Subscriber) + Send) {
+        let run = || {
+            let processor = os::processor().unwrap();
+            let mut only = rustix::thread::CpuSet::new();
+            only.set(processor as usize);
+            rustix::thread::sched_setaffinity(None, &only).unwrap();
+            let mut publisher = Options::new().capacity(4 * LEAD).history(history).publisher().unwrap();
+            let mut subscriber = publisher.subscriber(&Options::new()).unwrap();
+            let _ = subscriber.arm().unwrap();
+            subscriber.disarm();
+            body(publisher, subscriber);
+        };
+        std::thread::scope(|scope| scope.spawn(run).join()).unwrap();
+    }
+
+    #[test]
+    fn a_stopped_subscriber_makes_a_publisher_pause_once_and_costs_no_capacity() {
+        on_one_processor(0, |mut publisher, mut subscriber| {
+            let messages = 3 * LEAD / 60_008;
+            (0..messages).for_each(|_| publisher.send(&MESSAGE).unwrap());
+            assert_eq!((publisher.counters().waits, publisher.counters().sleeps), (1, 1));
+            let mut more = 0;
+            while publisher.try_send(&MESSAGE).unwrap() == Sent::Sent {
+                more += 1;
+            }
+            assert!(messages + more >= 4 * LEAD / 60_008 - 1, "{messages} and {more}");
+            assert_eq!(publisher.counters().waits, 1);
+            drop(publisher);
+            assert_eq!((0..).take_while(|_| subscriber.receive().is_ok()).count() as u64, messages + more);
+        });
+    }
+
+    #[test]
+    fn a_publisher_with_history_does_not_pause() {
+        on_one_processor(10, |mut publisher, _subscriber| {
+            (0..3 * LEAD / 60_008).for_each(|_| publisher.send(&MESSAGE).unwrap());
+            assert_eq!((publisher.counters().waits, publisher.counters().sleeps), (0, 0));
+        });
+    }
+
+    #[test]
+    fn resident_max_bounds_the_window() {
+        let publisher = Options::new().resident_max(100_000).publisher().unwrap();
+        assert_eq!(publisher.lane.window(), 100_000);
     }
 }

@@ -1,8 +1,6 @@
 //! The receiving endpoint of a channel. `receiver/message.rs` has the messages and events that it returns.
 
 mod ahead;
-mod backoff;
-mod lockstep;
 mod message;
 mod messages;
 
@@ -10,10 +8,12 @@ pub use ahead::Ahead;
 pub use message::{Batch, Event, Held, Item, Member, Message};
 pub use messages::Messages;
 
+use crate::backoff::Backoff;
 use crate::counters::Counters;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
 use crate::lanes::{Lane, Lanes, Next, ReceiverParts};
+use crate::lockstep::Lockstep;
 use crate::opening::{Resume, Resuming, Steps, Waiter, in_call};
 #[cfg(doc)]
 use crate::options::Options;
@@ -22,9 +22,7 @@ use crate::role::RoleClaim;
 use crate::settings::Settings;
 use crate::traceparent::Traceparent;
 use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
-use backoff::Backoff;
 use crossbeam_queue::SegQueue;
-use lockstep::Lockstep;
 use message::Returned;
 use pelton_lane::{LaneError, LastRing, Record, Sleeper, Wake, failpoint};
 use pelton_os as os;

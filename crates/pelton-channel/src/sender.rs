@@ -2,7 +2,6 @@
 
 mod memory;
 mod reservation;
-mod window;
 
 pub use reservation::{BatchReservation, Reservation};
 
@@ -18,9 +17,9 @@ use crate::settings::Settings;
 use crate::traceparent::{self, Traceparent};
 use crate::transport::Found;
 use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
+use crate::window::Window;
 use pelton_lane::{
-    CAPACITY_MIN, LaneError, LastRing, Memory, Position, Producer, ReservedSpace, WINDOW, Wake, failpoint, find_end,
-    record_bytes,
+    LaneError, LastRing, Memory, Position, Producer, ReservedSpace, Wake, failpoint, find_end, record_bytes,
 };
 use pelton_os as os;
 use pelton_os::Peer;
@@ -32,7 +31,6 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use window::Window;
 
 /// The result of sending: full and timed out are results, not errors.
 #[must_use = "a message that was not sent is still yours"]
@@ -100,10 +98,10 @@ pub(crate) const CHECK_AFTER: u32 = 256;
 /// On a processor that both sides share, a sender that waits for space uses this many bytes of its lane like a smaller
 /// lane. More leave the caches, and the kernel runs the receiver too late. Measured, 256 B on one processor, million
 /// messages/s by lane: 512 KiB 28, 1 MiB 31, 2 MiB 35, 4 MiB 35 (10 to 37 beside load), 8 MiB 22, 64 MiB 8.
-const LEAD: u64 = 2 << 20;
+pub(crate) const LEAD: u64 = 2 << 20;
 /// The longest sleep before the sender uses the rest of the lane. A receiver that has to wait for the time slices of
 /// two or three other threads has released half by then; a stopped one delays a burst by only this. A guess.
-const LEAD_PAUSE: Duration = Duration::from_millis(10);
+pub(crate) const LEAD_PAUSE: Duration = Duration::from_millis(10);
 
 impl SenderParts {
     /// Allocates memory for the first `bytes` of the data, so that a write there cannot fail.
@@ -211,10 +209,8 @@ impl SenderMemory {
 impl Sender {
     pub(crate) fn new(mut parts: SenderParts, doorbells: Doorbells, options: &Settings) -> Result<Sender> {
         let endpoint = Endpoint::new(doorbells, options.wait, parts.link.peer())?;
-        let (least, most) = options.window.map_or((WINDOW, options.resident_max), |bytes| (bytes, bytes));
-        let most = most.clamp(CAPACITY_MIN, parts.lane.capacity());
-        let window = Window::new(least.min(most), most, parts.lane.sent_bytes());
-        parts.lane.set_window(least.min(most));
+        let window = Window::of(options, parts.lane.capacity(), parts.lane.sent_bytes());
+        parts.lane.set_window(window.bytes());
         if options.traced {
             parts.lane.permit_traced();
         }

@@ -1,10 +1,12 @@
 //! The receiving endpoint of a broadcast: a cursor of its own on the lane of a [`Publisher`](crate::Publisher).
 
+use crate::backoff::Backoff;
 use crate::counters::Counters;
 use crate::doorbells::Doorbells;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
 use crate::link::Link;
+use crate::lockstep::Lockstep;
 use crate::name::Name;
 #[cfg(doc)]
 use crate::options::Options;
@@ -44,6 +46,8 @@ pub struct Subscriber {
     /// Messages missed since the last one received, and those missed before.
     missed_now: u64,
     pub(crate) missed: u64,
+    backoff: Backoff,
+    lockstep: Lockstep,
     /// How to reach the publisher's successor; `None` between threads.
     pub(crate) reconnect: Option<(Name, Settings)>,
 }
@@ -104,6 +108,8 @@ impl Subscriber {
             is_overtaken: false,
             missed_now: 0,
             missed: 0,
+            backoff: Backoff::new(),
+            lockstep: Lockstep::default(),
             reconnect: None,
         })
     }
@@ -133,7 +139,20 @@ impl Subscriber {
     /// As [`Subscriber::try_receive`].
     #[inline]
     pub fn receive_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Delivery<'_>>> {
-        Ok(if self.find(deadline.into())? { Some(self.delivery()) } else { None })
+        // The usual case. A subscriber that gates misses nothing.
+        if self.found.is_none()
+            && self.endpoint.owner.is_current()
+            && let Some(record) = self.parts.lane.peek_fast()
+        {
+            return Ok(Some(Delivery { subscriber: self, record: Some(record), missed: 0 }));
+        }
+        self.receive_slow(deadline.into())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn receive_slow(&mut self, deadline: Deadline) -> Result<Option<Delivery<'_>>> {
+        Ok(if self.find(deadline)? { Some(self.delivery()) } else { None })
     }
 
     /// The message that `find` has found.
@@ -164,7 +183,20 @@ impl Subscriber {
                 || self.parts.link.is_check_overdue() && self.parts.link.is_peer_gone()?;
             return if is_gone { Side::end(self) } else { Ok(false) };
         };
+        if self.comes_soon() && self.poll()? {
+            return Ok(true);
+        }
         self.parts.lane.count_wait();
+        // As in `Receiver`: a yield may take a time slice, so none with a deadline.
+        if until.is_none() && self.must_yield() {
+            let begun = Instant::now();
+            std::thread::yield_now();
+            let has_message = self.poll()?;
+            self.lockstep.has_yielded(begun.elapsed(), has_message);
+            if has_message {
+                return Ok(true);
+            }
+        }
         while wait::wait(self, until)? {
             // Otherwise it did not sleep because it was overtaken.
             if self.found.is_some() || self.is_copied {
@@ -172,6 +204,29 @@ impl Subscriber {
             }
         }
         Ok(false)
+    }
+
+    /// As `Receiver::comes_soon`.
+    fn comes_soon(&mut self) -> bool {
+        if self.endpoint.spin.first_polls() > 0 {
+            for _ in 0..self.backoff.next_pauses(self.parts.lane.number() as u32) {
+                os::relax();
+            }
+        }
+        for _ in 0..self.endpoint.spin.first_polls() {
+            os::relax();
+            if self.parts.lane.may_be_ready() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether to let the publisher run before this wait, because both share a processor.
+    fn must_yield(&mut self) -> bool {
+        let lane = &self.parts.lane;
+        self.endpoint.spin.shares_processor_with(lane.producer_last_ring())
+            && self.lockstep.must_yield(lane.number() as u32)
     }
 
     /// Whether there is a message now: the next [`Subscriber::try_receive`] returns it. Never waits.

@@ -1,9 +1,10 @@
 //! `./run bench broadcast [--receivers N] [--bytes B] [--lag] [--rounds R]`: what a publisher sends to N subscribers,
-//! beside a sender to one receiver.
+//! beside a sender to one receiver, and beside N channels into each of which a sender copies each message.
 //!
-//! Each receiver is a process. A round measures the plain channel and then each broadcast, for a second each, so that
-//! what slows the machine slows all. The rate is that of the sender, which waits for the slowest: each receiver has it.
-//! Without `--receivers`, 1, 2, 8 and 32; without `--bytes`, 256 and 65536. With `--lag`, the subscribers lag.
+//! Each receiver is a process. A round measures the plain channel and then, for each N, the broadcast and the copies,
+//! for a second each, so that what slows the machine slows all. The rate is that of the sender, which waits for the
+//! slowest: each receiver has it. Beside it stands the processor time of the sending thread for each message. Without
+//! `--receivers`, 1, 2, 8 and 32; without `--bytes`, 256 and 65536. With `--lag`, the subscribers lag.
 
 use pelton::{Deadline, Listener, Options, Policy, Receiver, Result};
 use std::hint::black_box;
@@ -57,37 +58,54 @@ fn start(arguments: &[&str]) -> Peer {
     Peer(Command::new(program).args(arguments).spawn().expect("this program starts"))
 }
 
-/// Messages per second of `send` in [`TIME`].
-fn rate(mut send: impl FnMut() -> Result<()>) -> Result<f64> {
-    let (began, mut messages) = (Instant::now(), 0);
+/// What a sender did in [`TIME`].
+#[derive(Clone, Copy)]
+struct Sending {
+    /// Messages per second, in thousands.
+    rate: f64,
+    /// Nanoseconds of its processor for each message.
+    cpu_ns: f64,
+    wakes: u64,
+}
+
+fn sending(mut send: impl FnMut() -> Result<()>) -> Result<Sending> {
+    let used = || {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
+    };
+    let (began, used_before, mut messages) = (Instant::now(), used(), 0);
     while began.elapsed() < TIME {
         (0..UNIT).try_for_each(|_| send())?;
         messages += UNIT;
     }
-    Ok(messages as f64 / began.elapsed().as_secs_f64())
+    let messages = messages as f64;
+    let (rate, cpu_ns) = (messages / began.elapsed().as_secs_f64() / 1e3, (used() - used_before) / messages);
+    Ok(Sending { rate, cpu_ns, wakes: 0 })
 }
 
-fn plain(name: &str, payload: &[u8]) -> Result<f64> {
+fn copies(name: &str, payload: &[u8], receivers: usize) -> Result<Sending> {
     let listener = Listener::bind(name)?;
-    // Dropped after the sender.
-    let _receiver = start(&["receive", name]);
-    let mut sender = listener.accept_sender()?;
-    rate(|| sender.send(payload))
+    // Dropped after the senders.
+    let _receivers: Vec<Peer> = (0..receivers).map(|_| start(&["receive", name])).collect();
+    let mut senders = (0..receivers).map(|_| listener.accept_sender()).collect::<Result<Vec<_>>>()?;
+    sending(|| senders.iter_mut().try_for_each(|sender| sender.send(payload)))
 }
 
-fn broadcast(name: &str, payload: &[u8], receivers: usize, policy: &str) -> Result<(f64, u64)> {
+fn broadcast(name: &str, payload: &[u8], receivers: usize, policy: &str) -> Result<Sending> {
     // Dropped after the publisher.
     let mut subscribers = Vec::new();
     let mut publisher = Options::new().publish_at(name)?;
     subscribers.extend((0..receivers).map(|_| start(&["subscribe", name, policy])));
     publisher.wait_subscribers_until(receivers, Deadline::Never)?;
-    let rate = rate(|| publisher.send(payload))?;
-    Ok((rate, publisher.counters().wakes_sent))
+    let sending = sending(|| publisher.send(payload))?;
+    Ok(Sending { wakes: publisher.counters().wakes_sent, ..sending })
 }
 
-fn median(values: &mut [f64]) -> f64 {
+/// The median, the lowest and the highest of the values.
+fn spread(values: impl Iterator<Item = f64>) -> [f64; 3] {
+    let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    [values[values.len() / 2], values[0], values[values.len() - 1]]
 }
 
 fn measure(arguments: &[String]) -> Result<()> {
@@ -103,29 +121,31 @@ fn measure(arguments: &[String]) -> Result<()> {
     println!("policy {policy}, median of {rounds} rounds (lowest, highest), thousand messages/s of the sender");
     for bytes in sizes {
         let payload = vec![7; bytes];
-        let (mut plains, mut found) = (Vec::new(), vec![(Vec::new(), Vec::new(), 0); receivers.len()]);
+        let (mut plains, mut found) = (Vec::new(), vec![(Vec::new(), Vec::new()); receivers.len()]);
         for _ in 0..rounds {
-            let plain = plain(&name, &payload)?;
-            plains.push(plain / 1e3);
-            for (receivers, (rates, ratios, wakes)) in receivers.iter().zip(&mut found) {
-                let (rate, woken) = broadcast(&name, &payload, *receivers, policy)?;
-                rates.push(rate / 1e3);
-                ratios.push(rate / plain);
-                *wakes += woken;
+            plains.push(copies(&name, &payload, 1)?);
+            for (receivers, (broadcasts, copied)) in receivers.iter().zip(&mut found) {
+                broadcasts.push(broadcast(&name, &payload, *receivers, policy)?);
+                copied.push(copies(&name, &payload, *receivers)?);
             }
         }
-        let shown =
-            |values: &mut Vec<f64>| format!("{:.0} ({:.0}, {:.0})", median(values), values[0], values[rounds - 1]);
-        println!("{bytes} B, plain, 1 receiver: {}", shown(&mut plains));
-        for (receivers, (rates, ratios, wakes)) in receivers.iter().zip(&mut found) {
-            let ratio = median(ratios);
+        let show = |values: &[Sending]| {
+            let [rate, least, most] = spread(values.iter().map(|sending| sending.rate));
+            let [cpu_ns, ..] = spread(values.iter().map(|sending| sending.cpu_ns));
+            format!("{rate:.0} ({least:.0}, {most:.0}), {cpu_ns:.0} ns of processor time each")
+        };
+        let ratio = |of: &[Sending], to: &[Sending]| {
+            let [ratio, least, most] = spread(of.iter().zip(to).map(|(of, to)| of.rate / to.rate));
+            format!("{ratio:.2} ({least:.2}, {most:.2})")
+        };
+        println!("{bytes} B, plain, 1 receiver: {}", show(&plains));
+        for (receivers, (broadcasts, copied)) in receivers.iter().zip(&found) {
+            let [wakes, ..] = spread(broadcasts.iter().map(|sending| sending.wakes as f64));
+            println!("{bytes} B, broadcast, {receivers} receivers: {}", show(broadcasts));
             println!(
-                "{bytes} B, broadcast, {receivers} receivers: {}, {ratio:.2} ({:.2}, {:.2}) of plain, {:.0} delivered, {} wakes a second",
-                shown(rates),
-                ratios[0],
-                ratios[rounds - 1],
-                median(rates) * *receivers as f64,
-                *wakes / rounds as u64
+                "    {} of plain, {} of {receivers} copies, {wakes:.0} wakes a second",
+                ratio(broadcasts, &plains),
+                ratio(broadcasts, copied)
             );
         }
     }

@@ -3,7 +3,7 @@
 use crate::{DEADLINE, Place, Running, bridge, eventually, refused};
 use async_nats::HeaderMap;
 use futures_util::StreamExt as _;
-use pelton::{CallId, Client, Completion, Error, Outcome, Request, Service, Stopper};
+use pelton::{CallId, Client, Completion, Deadline, Error, Options, Outcome, Request, Service, Stopper, Traceparent};
 use rustix::process::Signal;
 use std::{
     sync::{
@@ -75,6 +75,19 @@ fn answer(request: Request<'_>, host: &str, state: &State) {
             }
             request.end()
         }
+        ("blocks", count) => {
+            let count: u32 = count.parse().unwrap();
+            for number in 0..count {
+                if request.part(&block(number)).is_err() {
+                    return;
+                }
+            }
+            request.end()
+        }
+        ("trace", _) => {
+            let span = request.traceparent().map(|span| span.to_string());
+            request.reply(span.unwrap_or_default().as_bytes())
+        }
         ("hold", _) => {
             while !state.is_open.load(SeqCst) {
                 if request.is_cancelled() {
@@ -87,6 +100,11 @@ fn answer(request: Request<'_>, host: &str, state: &State) {
         }
         (other, _) => panic!("{other}"),
     };
+}
+
+/// A part of 32 KiB.
+fn block(number: u32) -> Vec<u8> {
+    number.to_le_bytes().repeat(8 << 10)
 }
 
 impl Place {
@@ -154,6 +172,14 @@ fn a_service_of_another_machine_looks_like_a_local_one() {
     }
     assert_eq!(completion(&mut client, call).outcome(), Outcome::End);
 
+    // A traceparent travels, with a deadline and without.
+    let span = Traceparent::new([7; 16], [9; 8], 1).unwrap();
+    for deadline in [Deadline::Never, Deadline::from(DEADLINE)] {
+        let call = client.try_submit_traced_by(b"trace", span, deadline).unwrap().unwrap();
+        assert_eq!(&*completion(&mut client, call), span.to_string().as_bytes());
+    }
+    assert_eq!(text(&mut client, "trace").unwrap(), "");
+
     // Deadlines travel; one that passes ends the call on both sides.
     let call = client.submit(b"deadline").unwrap();
     assert_eq!(&*completion(&mut client, call), b"0");
@@ -174,6 +200,9 @@ fn a_service_of_another_machine_looks_like_a_local_one() {
         let nats = async_nats::connect(place.server.url()).await.unwrap();
         let reply = nats.request("svc.test", "echo plain".into()).await.unwrap();
         assert_eq!(&reply.payload[..], b"plain");
+        let traced = headers("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
+        let reply = nats.request_with_headers("svc.test", traced, "trace".into()).await.unwrap();
+        assert_eq!(&reply.payload[..], b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
         let reply = nats.request("svc.test", "fail no".into()).await.unwrap();
         let code = reply.headers.unwrap().get("Nats-Service-Error-Code").unwrap().to_string();
         assert_eq!(code, "70000");
@@ -321,10 +350,34 @@ async fn within<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(DEADLINE, work).await.expect("in time")
 }
 
+/// The bridge of a slow reader says each second which parts it has. One that says nothing for 30 s is gone.
+#[test]
+fn a_slow_reader_gets_all_parts_and_a_bridge_that_acknowledges_none_is_given_up() {
+    let Some(place) = Place::new(&["max_payload: 1048576"]) else { return };
+    let _serving = Serving::start(&place.name("here"), "here");
+    let _serve = place.serve("here");
+    let name = place.name("there");
+    let _call = place.calling("call", &["call", "svc.test", &name]);
+    let mut client = Client::connect_with(&name, &Options::new().capacity(1 << 20)).unwrap();
+    let call = client.submit(b"blocks 400").unwrap();
+    place.runtime.block_on(async {
+        let mut silent = Played::call(&place, b"blocks 400").await;
+        silent.until("lost").await;
+        assert_eq!(silent.parts, 64);
+    });
+    for number in 0..400 {
+        let part = completion(&mut client, call);
+        assert_eq!(part.outcome(), Outcome::Part, "{number}: {}", String::from_utf8_lossy(&part));
+        assert!(*part == *block(number), "{number}");
+    }
+    assert_eq!(completion(&mut client, call).outcome(), Outcome::End);
+}
+
 /// A call of a bridge that the test plays.
 struct Played {
     nats: async_nats::Client,
     replies: async_nats::Subscriber,
+    parts: usize,
 }
 
 impl Played {
@@ -334,7 +387,7 @@ impl Played {
         let replies = nats.subscribe(inbox.clone()).await.unwrap();
         let headers = headers("Pelton-Call", "1");
         nats.publish_with_reply_and_headers("svc.test", inbox, headers, request.into()).await.unwrap();
-        Played { nats, replies }
+        Played { nats, replies, parts: 0 }
     }
 
     /// Waits for the reply with this header.
@@ -342,6 +395,7 @@ impl Played {
         loop {
             let message = within(self.replies.next()).await.unwrap();
             let said = message.headers.as_ref().and_then(|headers| headers.get("Pelton-Reply"));
+            self.parts += usize::from(said.is_some_and(|said| said.as_str().starts_with("part ")));
             if said.is_some_and(|said| said.as_str() == word) {
                 return message;
             }

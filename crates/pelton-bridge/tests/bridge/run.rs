@@ -4,7 +4,7 @@ use crate::{
     Place, next, refused, send,
     support::{Running, bridge, eventually, free_port},
 };
-use async_nats::jetstream::stream;
+use async_nats::jetstream::{self, stream};
 use pelton::{Options, Receiver, Sender, Traceparent};
 use rustix::process::Signal;
 use std::{
@@ -110,17 +110,9 @@ fn an_undecided_message_by_connect_waits_for_the_end_of_the_process_and_arrives_
     let mut sender = Options::new().connect_sender(&name).unwrap();
     sender.send(b"1").unwrap();
     sender.wait_released().unwrap();
-    place.server.process.signal(Signal::STOP);
-    let threads = format!("/proc/{}/task", place.server.process.pid());
-    eventually("the server's threads to be stopped", || {
-        let stats = std::fs::read_dir(&threads).unwrap().map(|thread| thread.unwrap().path().join("stat"));
-        stats.into_iter().all(|stat| std::fs::read_to_string(stat).unwrap().contains(") T "))
-    });
+    place.stop_server();
     sender.send(b"2").unwrap();
-    eventually("a publish in flight", || {
-        let (_, body) = page(port, "/metrics");
-        body.lines().any(|line| line.starts_with("pelton_bridge_publishes_in_flight{") && !line.ends_with(" 0.0"))
-    });
+    eventually("a publish in flight", || has_publish_in_flight(port));
     configure(&place, &table("packed = true"));
     first.signal(Signal::HUP);
     first.says("reload: 0 go on, 1 have ended, 1 start");
@@ -134,6 +126,99 @@ fn an_undecided_message_by_connect_waits_for_the_end_of_the_process_and_arrives_
     let _in = place.in_(&[]);
     let mut receiver = place.receiver();
     receive(&mut receiver, 1..4);
+}
+
+impl Place {
+    fn stop_server(&self) {
+        self.server.process.signal(Signal::STOP);
+        let threads = format!("/proc/{}/task", self.server.process.pid());
+        eventually("the server's threads to be stopped", || {
+            let stats = std::fs::read_dir(&threads).unwrap().map(|thread| thread.unwrap().path().join("stat"));
+            stats.into_iter().all(|stat| std::fs::read_to_string(stat).unwrap().contains(") T "))
+        });
+    }
+}
+
+fn has_publish_in_flight(port: u16) -> bool {
+    let (_, body) = page(port, "/metrics");
+    body.lines().any(|line| line.starts_with("pelton_bridge_publishes_in_flight{") && !line.ends_with(" 0.0"))
+}
+
+#[test]
+fn a_reload_that_moves_a_channel_decides_first_what_is_stored() {
+    let Some(place) = Place::new(&[]) else { return };
+    place.make_stream(stream::Config::default());
+    let table = |subject: &str| format!("[[out]]\nchannel = 'path:a'\nsubject = '{subject}'\n");
+    let config = configure(&place, &table("s.a"));
+    let port = free_port();
+    let mut sender = place.sender();
+    let running = Running::start("run", &mut bridge(&["run", &config, "--metrics", &format!("127.0.0.1:{port}")]));
+    send(&mut sender, "1");
+    persist(&mut sender, Sender::wait_released);
+    place.stop_server();
+    send(&mut sender, "2");
+    eventually("a publish in flight", || has_publish_in_flight(port));
+    send(&mut sender, "3");
+    configure(&place, &table("s.b"));
+    running.signal(Signal::HUP);
+    running.says("ends once the server says whether a message is stored");
+    place.server.process.signal(Signal::CONT);
+    running.says("to s.b in stream S");
+    send(&mut sender, "4");
+    // Of both subjects.
+    let _in = place.in_(&[]);
+    receive(&mut place.receiver(), 1..5);
+    eventually("the release", || sender.unreleased() == 0);
+    let jetstream = place.jetstream();
+    let stored = async { jetstream.get_stream("S").await.unwrap().cached_info().state.messages };
+    assert_eq!(place.runtime.block_on(stored), 4);
+}
+
+#[test]
+fn a_reload_by_connect_waits_until_the_receiver_has_released_what_it_has() {
+    let Some(place) = Place::new(&[]) else { return };
+    place.make_stream(stream::Config::default());
+    let table =
+        |more: &str| format!("[[in]]\nsubject = 's.a'\nchannel = 'unix:socket'\nposition = 'position'\n{more}\n");
+    let config = configure(&place, &table(""));
+    let mut receiver: Receiver = Options::new().gather_at(&format!("unix:{}", place.path("socket"))).unwrap();
+    let running = Running::start("run", &mut bridge(&["run", &config]));
+    for text in ["1", "2", "3"] {
+        place.publish("s.a", text);
+    }
+    assert_eq!(next(&mut receiver), "1");
+    configure(&place, &table("traced = true"));
+    running.signal(Signal::HUP);
+    running.says("waits until the receiver of unix:");
+    // It is 5 s later.
+    receive(&mut receiver, 2..4);
+    running.says("reload: 0 go on, 1 have ended, 1 start");
+    place.publish("s.a", "4");
+    receive(&mut receiver, 4..5);
+}
+
+/// A message that is stored and not released may be packed with others, and its successor does not pack.
+#[test]
+fn a_bridge_that_does_not_pack_succeeds_one_that_does() {
+    let Some(place) = Place::new(&[]) else { return };
+    place.make_stream(stream::Config::default());
+    let mut sender = place.sender();
+    for number in 0..100 {
+        sender.send(format!("{number}").as_bytes()).unwrap();
+    }
+    let (url, channel) = (place.server.url(), place.channel("a"));
+    let words = ["out", &channel, "--subject", "s.a", "--stream", "S", "--packed", "--nats", &url];
+    let mut first = Running::start("out", bridge(&words).env("PELTON_BRIDGE_DIE_AT", "unreleased:1"));
+    assert_eq!(first.wait().0, None);
+    send(&mut sender, "100");
+    let _second = place.out(&[]);
+    persist(&mut sender, Sender::wait_released);
+    let _in = place.in_(&[]);
+    let mut receiver = place.receiver();
+    receive(&mut receiver, 0..101);
+    let jetstream = place.jetstream();
+    let stored = async { jetstream.get_stream("S").await.unwrap().cached_info().state.messages };
+    assert_eq!(place.runtime.block_on(stored), 2);
 }
 
 #[test]
@@ -180,6 +265,8 @@ fn a_check_says_what_would_fail_and_carries_nothing() {
     refused(check(&out), 3, &["no stream S"]);
     place.make_stream(stream::Config::default());
     refused(check(&out), 0, &["can run"]);
+    refused(check(&out.replace("s.a", "s.{lane}")), 0, &["can run"]);
+    refused(check(&out.replace("s.a", "typo.a")), 3, &["does not take typo.a, only s.>"]);
     refused(check(&format!("{out}require-replicas = 3")), 3, &["has 1 replicas"]);
     let nobody = format!("nats = 'nats://127.0.0.1:{}'\nconnect-timeout = 0.1\n", free_port());
     refused(check(&format!("{out}{nobody}")), 0, &["the server was not checked", "no connection"]);
@@ -207,7 +294,8 @@ fn metrics_and_health_say_what_the_bridges_do() {
     place.make_stream(stream::Config::default());
     let (a, b) = (place.channel("a"), place.channel("b"));
     let out = format!("[[out]]\nchannel = '{a}'\nsubject = 's.a'\n");
-    let config = configure(&place, &format!("{out}[[in]]\nsubject = 's.a'\nchannel = '{b}'\n"));
+    let both = format!("{out}[[in]]\nsubject = 's.a'\nchannel = '{b}'\n");
+    let config = configure(&place, &both);
     let port = free_port();
     let address = format!("127.0.0.1:{port}");
     let notified = UnixDatagram::bind(place.path("notify")).unwrap();
@@ -245,6 +333,38 @@ fn metrics_and_health_say_what_the_bridges_do() {
     let (first, second) = (&of(&a).receiver, &of(&b).lanes[0].sender);
     assert_eq!((first.pid, second.pid), (running.pid(), running.pid()));
     assert!(first.command.contains("pelton-bridge"), "{}", first.command);
+
+    // While the receiver takes nothing, what waits is counted in the stream.
+    let held = Options::new().capacity(64 << 10).create_receiver(place.path("c")).unwrap();
+    let c = place.channel("c");
+    configure(&place, &format!("{out}[[in]]\nsubject = 's.c'\nchannel = '{c}'\n"));
+    running.signal(Signal::HUP);
+    assert!(state().starts_with("RELOADING=1\n") && state() == "READY=1");
+    let publish = |count: u32| {
+        place.runtime.block_on(async {
+            let jetstream = jetstream::new(async_nats::connect(place.server.url()).await.unwrap());
+            let send = |number: u32| jetstream.publish("s.c", format!("{number:0100}").into());
+            let sent = futures_util::future::try_join_all((0..count).map(send)).await.unwrap();
+            futures_util::future::try_join_all(sent.into_iter().map(IntoFuture::into_future)).await.unwrap();
+        });
+    };
+    let lags = |count: u32| {
+        eventually("the lag", || value("lag_messages", &c) == f64::from(count) - value("messages_total", &c));
+        value("lag_messages", &c)
+    };
+    publish(3000);
+    let lag = lags(3000);
+    assert!(lag > 1000.0 && value("lag_bytes", &c) > 100.0 * lag && value("lag_seconds", &c) > 0.0, "{lag}");
+    // Behind everything that the server has sent ahead.
+    publish(500);
+    assert!(lags(3500) == lag + 500.0);
+    let mut receiver_of_c = held;
+    (0..3500).for_each(|_| drop(next(&mut receiver_of_c)));
+    assert_eq!(lags(3500), 0.0);
+    configure(&place, &both);
+    running.signal(Signal::HUP);
+    assert!(state().starts_with("RELOADING=1\n") && state() == "READY=1");
+    eventually("both to carry", || page(port, "/health") == ("200".to_owned(), "2 of 2 carry\n".to_owned()));
 
     // Without a server, messages wait, and one publish is in flight.
     place.server.process.kill();

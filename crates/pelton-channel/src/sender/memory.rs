@@ -1,9 +1,9 @@
-//! The memory of a sender's lane: it applies a change of the window and releases memory. `window.rs` decides the
-//! window's size.
+//! The memory of a sender's lane: it applies a change of the window and releases memory. `crate::window` decides
+//! the window's size.
 
-use super::window::Keeps;
 use super::{STEP, Sender};
 use crate::error::{Error, Result};
+use crate::window::Keeps;
 use pelton_os as os;
 
 impl Sender {

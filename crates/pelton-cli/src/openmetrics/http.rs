@@ -13,7 +13,7 @@ use std::{
 
 /// How long a client may take for its request and the response. A guess: a scrape has 10 s by default.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Clients at a time; the others wait in the listener's queue.
+/// Clients at a time; a further one takes the place of the oldest, so that silent clients keep nobody waiting.
 const CLIENTS_MAX: usize = 32;
 /// The largest request. It has no body.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
@@ -53,19 +53,20 @@ pub fn serve(
         let now = Instant::now();
         clients.retain(|client| client.until > now);
         let timeout = clients.iter().map(|client| client.until - now).min();
-        // At the limit, the listener is not polled.
-        let accepting = if clients.len() < CLIENTS_MAX { PollFlags::IN } else { PollFlags::empty() };
         let waits = clients.iter().map(|client| {
             let events = if client.response.is_some() { PollFlags::OUT } else { PollFlags::IN };
             (client.stream.as_fd(), events)
         });
-        let ready = signals.poll_all([(listener.as_fd(), accepting)].into_iter().chain(waits), timeout)?;
+        let ready = signals.poll_all([(listener.as_fd(), PollFlags::IN)].into_iter().chain(waits), timeout)?;
         let mut is_ready = ready[1..].iter();
         clients.retain_mut(|client| !is_ready.next().expect("one for each") || client.go_on(&mut page));
         if ready[0] {
             // A client that has left in the meantime, or too few descriptors: the next round tries again.
             match listener.accept() {
                 Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
+                    if clients.len() == CLIENTS_MAX {
+                        clients.remove(0);
+                    }
                     let until = Instant::now() + CLIENT_TIMEOUT;
                     clients.push(Client { stream, until, request: Vec::new(), response: None });
                 }
@@ -158,6 +159,24 @@ fn response(status: &str, kind: &str, body: &str, with_body: bool) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn silent_clients_keep_nobody_waiting() {
+        let listener = listen("--metrics", "127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        // It ends with the test's process.
+        std::thread::spawn(move || serve(&listener, &Signals::none().unwrap(), |_, _| Some(("200 OK", String::new()))));
+        let mut silent: Vec<TcpStream> = (0..CLIENTS_MAX).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let mut client = TcpStream::connect(address).unwrap();
+        client.write_all(b"GET /health HTTP/1.0\r\n\r\n").unwrap();
+        let mut response = String::new();
+        client.read_to_string(&mut response).unwrap();
+        assert!(response.contains("200 OK"), "{response}");
+        // The oldest one had to go, the newest one is still there.
+        assert_eq!(silent[0].read(&mut [0]).unwrap(), 0);
+        silent[CLIENTS_MAX - 1].set_nonblocking(true).unwrap();
+        assert_eq!(silent[CLIENTS_MAX - 1].read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
 
     #[test]
     fn requests_get_their_status_and_format() {

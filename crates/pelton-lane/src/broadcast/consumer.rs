@@ -153,14 +153,25 @@ impl BroadcastConsumer {
     #[inline]
     pub fn peek(&mut self) -> Result<Option<Record>, LaneError> {
         assert!(self.policy.reads_in_place(), "a consumer that may lag must copy");
+        match self.peek_fast() {
+            Some(record) => Ok(Some(record)),
+            None => self.peek_slow(),
+        }
+    }
+
+    /// As [`BroadcastConsumer::peek`], in the usual case: the consumer gates, and the next record is at the cursor.
+    /// `None`: call that.
+    #[inline(always)]
+    pub fn peek_fast(&self) -> Option<Record> {
         let Position { offset, seq } = self.place();
         let word = self.data.header(offset).load(PUBLISH.load()); // [publish]
         let bytes = word & 0xffff_ffff;
         let found = (word >> 32) as u32 == seq
             && bytes <= self.bytes_max
             && offset + record_bytes(bytes) + 8 <= self.data.capacity()
-            && self.skip == 0;
-        if found { Ok(Some(Record { offset, bytes, seq, descriptors: 0 })) } else { self.peek_slow() }
+            && self.skip == 0
+            && self.policy.reads_in_place();
+        found.then_some(Record { offset, bytes, seq, descriptors: 0 })
     }
 
     #[cold]
@@ -175,15 +186,19 @@ impl BroadcastConsumer {
         }
     }
 
-    /// Moves past a record.
-    #[inline(always)]
+    /// Moves past a record that the caller did not want.
     fn pass(&mut self, record: &Record) {
+        self.advance(record);
+        self.skip -= 1;
+    }
+
+    #[inline(always)]
+    fn advance(&mut self, record: &Record) {
         self.cursor = record.offset + record_bytes(record.bytes);
         // Fails only for a record of another lane.
         assert!(self.cursor + 8 <= self.data.capacity());
         self.seq = seq_after(self.seq);
         self.number += 1;
-        self.skip = self.skip.saturating_sub(1);
     }
 
     /// Moves past the record that [`BroadcastConsumer::peek`] last returned. [`BroadcastConsumer::release`] gives its
@@ -191,7 +206,7 @@ impl BroadcastConsumer {
     #[inline(always)]
     pub fn take(&mut self, record: &Record) {
         debug_assert_eq!(record.seq, self.seq, "a record is taken once, in order");
-        self.pass(record);
+        self.advance(record);
         self.messages += 1;
         self.bytes += record.bytes;
     }

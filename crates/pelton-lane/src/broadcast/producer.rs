@@ -382,13 +382,12 @@ impl BroadcastProducer {
     /// Moves `kept` to the oldest message that counts, by the cursors as last loaded. `lenient`: history and consumers
     /// that lag count too, within their slack.
     fn keep_for(&mut self, lenient: bool) {
-        let mut oldest = self.number;
-        let half = self.newer_than(self.inner.capacity() / 2);
-        if lenient {
-            // A consumer of the newest message finds it until a later one needs its space.
-            let history = self.history.max(u64::from(self.latest > 0));
-            oldest = self.number.saturating_sub(history).max(half).min(oldest);
-        }
+        // Where each gates, and nothing else counts, the searches among the waypoints are not needed.
+        let counts_others = lenient && self.keeps_for_others();
+        let half = if counts_others { self.newer_than(self.inner.capacity() / 2) } else { self.number };
+        // A consumer of the newest message finds it until a later one needs its space.
+        let history = self.history.max(u64::from(self.latest > 0));
+        let mut oldest = self.number.saturating_sub(history).max(half).min(self.number);
         // For consumers that lag too: otherwise a producer of messages larger than their slack passes them each time.
         let newest = (self.number - 1).max(half);
         for slot in self.slots.iter().filter(|slot| slot.lost.is_none()) {
@@ -438,15 +437,15 @@ impl BroadcastProducer {
         if oldest == self.number && self.waypoints.back().is_none_or(|newest| newest.number < oldest) {
             self.waypoints.push_back(Waypoint { number: oldest, place: self.inner.tail(), sent_bytes });
         }
-        let Waypoint { number, place, .. } = self.waypoint_before(oldest.max(self.kept));
+        while self.waypoints.get(1).is_some_and(|second| second.number <= oldest) {
+            self.waypoints.pop_front();
+        }
+        let Waypoint { number, place, .. } = self.waypoints[0];
         if number == self.kept {
             return;
         }
         self.page().keep(number, place); // [keep]
         self.kept = number;
-        while self.waypoints[0].number < number {
-            self.waypoints.pop_front();
-        }
         // SAFETY: `own` lives as long as this, and nothing else writes it.
         let head = unsafe { &self.own.as_ref().consumer.head };
         // Relaxed: only this thread uses it.
@@ -613,6 +612,39 @@ impl BroadcastProducer {
     pub fn may_be_ready(&self) -> bool {
         // Relaxed: the caller's next operation loads it again.
         self.slots.iter().any(|slot| slot.gates() && slot.page().number.load(Relaxed) > slot.seen)
+    }
+
+    /// Bytes that the slowest consumer that gates has not released, as far as waypoints show it. Loads all cursors.
+    pub fn backlog_bytes(&mut self) -> u64 {
+        self.load_cursors();
+        let sent_bytes = self.inner.sent_bytes();
+        self.holder().map_or(0, |holder| sent_bytes.wrapping_sub(self.waypoint_before(holder.number).sent_bytes).max(1))
+    }
+
+    /// Committed bytes including headers: see [`Producer::sent_bytes`].
+    pub fn sent_bytes(&self) -> u64 {
+        self.inner.sent_bytes()
+    }
+
+    /// The window, in bytes: see [`Producer::set_window`].
+    pub fn window(&self) -> u64 {
+        self.inner.window()
+    }
+
+    /// See [`Producer::set_bound`].
+    pub fn set_bound(&mut self, bytes: u64) {
+        self.inner.set_bound(bytes);
+    }
+
+    /// Whether the next message's place is after the first `bytes` of the data.
+    pub fn is_beyond(&self, bytes: u64) -> bool {
+        self.inner.tail().offset > bytes
+    }
+
+    /// Whether the lane keeps messages also for others than consumers that gate, as long as that takes no space that a
+    /// message needs: for later ones, or for consumers that may be passed.
+    pub fn keeps_for_others(&self) -> bool {
+        self.history > 0 || self.racing > 0
     }
 
     /// Whether no consumer that gates has unreleased messages. Loads all cursors.

@@ -2,9 +2,13 @@
  *
  * One process at a time feeds a parser: `is_busy` refuses a second one at the same moment, nothing waits. The text
  * of a head or of trailers that one packet does not complete is kept in `kept`, and further packets are appended and
- * parsed there, so the parts of a name or value are always side by side. Everything else is parsed in the packet. */
+ * parsed there, so the parts of a name or value are always side by side. Everything else is parsed in the packet.
+ *
+ * Versions, methods and the usual names are not made: Erlang's code has them as literals, in a tuple that is passed to
+ * each function that needs them, `Literals`. */
 #include "head.h"
 
+#include <arpa/inet.h>
 #include <erl_nif.h>
 #include <llhttp.h>
 #include <stdatomic.h>
@@ -17,11 +21,29 @@
 /* So much of a packet in one call, as a scheduler should not be kept for more than a millisecond. */
 enum { CALL_BYTES = 65536 };
 
+/* Places in `Literals`: {{1, 0}, {1, 1}, <<>>, <<"OK">>, Method or name in lower case, ...}. */
+enum { VERSIONS = 0, EMPTY = 2, STATUS_OK = 3, FIRST_TEXT = 4, METHODS_MAX = 64 };
+
+struct limits {
+    uint32_t head_bytes_max, headers_max, name_bytes_max, value_bytes_max;
+    bool refers;
+};
+
+/* What is known about `Literals` and the limits without options, with which an instance of this library was loaded. */
+struct library {
+    struct limits defaults;
+    struct known known;
+    uint32_t count;
+    /* Of llhttp's number of a method, and of the index of a name: the place, or 0. */
+    uint32_t method_literals[METHODS_MAX], name_literals[KNOWN_MAX];
+};
+
 struct parser {
     llhttp_t llhttp;
     atomic_flag is_busy;
-    bool refers, answers_head, answers_connect;
-    uint32_t head_bytes_max, headers_max, name_bytes_max, value_bytes_max;
+    bool answers_head, answers_connect;
+    struct limits limits;
+    const struct library *library;
     enum { HEAD, BODY, TRAILERS } part;
     enum { NEITHER, NAME, VALUE } last;
     /* Once set, nothing more is parsed. */
@@ -37,6 +59,7 @@ struct parser {
     /* During a call: */
     ErlNifEnv *env;
     ERL_NIF_TERM packet;
+    const ERL_NIF_TERM *literals;
     /* llhttp reads here, from..end, which is the packet from `offset` on; the packet itself, or a copy of it. */
     const char *from, *end;
     size_t offset;
@@ -45,12 +68,17 @@ struct parser {
     size_t event_count, event_capacity;
 };
 
+#define METHOD_NAME(number, name, string) [number] = {#string, sizeof #string - 1},
+static const struct {
+    const char *text;
+    size_t bytes;
+} methods[METHODS_MAX] = {HTTP_ALL_METHOD_MAP(METHOD_NAME)};
 static const char *const reasons[REASONS] = {
     "none", "method", "target", "version", "request_line", "status_line", "header_line", "header_name", "header_value",
     "line_end", "host", "content_length", "transfer_encoding", "trailer", "chunk", "malformed", "unfinished",
     "after_close", "head_bytes_max", "headers_max", "name_bytes_max", "value_bytes_max",
 };
-static ERL_NIF_TERM reason_atoms[REASONS], ok, error, more, request, response, body, done, upgrade, true_, false_;
+static ERL_NIF_TERM reason_atoms[REASONS], ok, error, more, request, response, body, done, upgrade, true_, false_, default_;
 static ErlNifResourceType *parser_type;
 
 static int fails(struct parser *parser, enum reason reason) {
@@ -74,44 +102,66 @@ static ERL_NIF_TERM part_of_packet(struct parser *parser, const char *at, size_t
 
 static ERL_NIF_TERM text_term(struct parser *parser, uint32_t at, uint32_t bytes) {
     const char *text = parser->head.text + at;
-    if (parser->refers && !parser->is_copy) return part_of_packet(parser, text, bytes);
+    if (bytes == 0) return parser->literals[EMPTY];
+    if (parser->limits.refers && !parser->is_copy) return part_of_packet(parser, text, bytes);
     ERL_NIF_TERM term;
     unsigned char *copy = enif_make_new_binary(parser->env, bytes, &term);
     memcpy(copy, text, bytes);
     return term;
 }
 
-static ERL_NIF_TERM fields_term(struct parser *parser) {
-    ERL_NIF_TERM list = enif_make_list(parser->env, 0);
-    for (uint32_t i = parser->head.field_count; i-- > 0;) {
-        struct field *field = &parser->head.fields[i];
-        ERL_NIF_TERM name;
-        unsigned char *lower = enif_make_new_binary(parser->env, field->name_bytes, &name);
-        const unsigned char *text = (const unsigned char *)parser->head.text + field->name;
-        for (uint32_t j = 0; j < field->name_bytes; j++) lower[j] = lower_case[text[j]];
-        ERL_NIF_TERM value = text_term(parser, field->value, field->value_bytes);
-        list = enif_make_list_cell(parser->env, enif_make_tuple2(parser->env, name, value), list);
-    }
-    return list;
-}
+/* From so many bytes on, enif_make_new_binary allocates. Those of one head have one allocation together. */
+enum { LONG_BYTES = 65 };
 
-static ERL_NIF_TERM version_term(struct parser *parser) {
-    return enif_make_tuple2(parser->env, enif_make_uint(parser->env, 1),
-                            enif_make_uint(parser->env, parser->head.minor_version));
+static ERL_NIF_TERM fields_term(struct parser *parser) {
+    ErlNifEnv *env = parser->env;
+    const struct head *head = &parser->head;
+    bool copies = !parser->limits.refers || parser->is_copy;
+    size_t long_bytes = 0;
+    for (uint32_t i = 0; copies && i < head->field_count; i++)
+        if (head->fields[i].value_bytes >= LONG_BYTES) long_bytes += head->fields[i].value_bytes;
+    ERL_NIF_TERM long_values;
+    unsigned char *copy = long_bytes ? enif_make_new_binary(env, long_bytes, &long_values) : NULL;
+    size_t end = long_bytes;
+    ERL_NIF_TERM fields[FIELDS_MAX], pair[2];
+    for (uint32_t i = head->field_count; i-- > 0;) {
+        const struct field *field = &head->fields[i];
+        if (field->known) {
+            pair[0] = parser->literals[parser->library->name_literals[field->known]];
+        } else {
+            unsigned char *lower = enif_make_new_binary(env, field->name_bytes, &pair[0]);
+            const unsigned char *text = (const unsigned char *)head->text + field->name;
+            for (uint32_t j = 0; j < field->name_bytes; j++) lower[j] = lower_case[text[j]];
+        }
+        if (copies && field->value_bytes >= LONG_BYTES) {
+            end -= field->value_bytes;
+            memcpy(copy + end, head->text + field->value, field->value_bytes);
+            pair[1] = enif_make_sub_binary(env, long_values, end, field->value_bytes);
+        } else {
+            pair[1] = text_term(parser, field->value, field->value_bytes);
+        }
+        fields[i] = enif_make_tuple_from_array(env, pair, 2);
+    }
+    return enif_make_list_from_array(env, fields, head->field_count);
 }
 
 /* {request, Method, Target, Version, Headers}, {response, Version, Status, Text, Headers}, or with {ok, ..., Rest}. */
 static ERL_NIF_TERM head_term(struct parser *parser, const ERL_NIF_TERM *rest) {
     struct head *head = &parser->head;
-    ERL_NIF_TERM text = text_term(parser, head->target, head->target_bytes), fields = fields_term(parser);
+    bool is_ok = head->target_bytes == 2 && memcmp(head->text + head->target, "OK", 2) == 0;
+    ERL_NIF_TERM text = is_ok ? parser->literals[STATUS_OK] : text_term(parser, head->target, head->target_bytes);
+    ERL_NIF_TERM fields = fields_term(parser);
+    ERL_NIF_TERM version = parser->literals[VERSIONS + head->minor_version];
     if (parser->llhttp.type == HTTP_REQUEST) {
-        ERL_NIF_TERM method = text_term(parser, head->method, head->method_bytes);
-        return rest ? enif_make_tuple6(parser->env, ok, method, text, version_term(parser), fields, *rest)
-                    : enif_make_tuple5(parser->env, request, method, text, version_term(parser), fields);
+        uint32_t literal = parser->library->method_literals[parser->llhttp.method];
+        ERL_NIF_TERM method =
+            literal ? parser->literals[literal] : text_term(parser, head->method, head->method_bytes);
+        return rest ? enif_make_tuple6(parser->env, ok, method, text, version, fields, *rest)
+                    : enif_make_tuple5(parser->env, request, method, text, version, fields);
     }
     ERL_NIF_TERM status = enif_make_uint(parser->env, parser->llhttp.status_code);
-    return rest ? enif_make_tuple6(parser->env, ok, version_term(parser), status, text, fields, *rest)
-                : enif_make_tuple5(parser->env, response, version_term(parser), status, text, fields);
+    return rest ? enif_make_tuple6(parser->env, ok, version, status, text, fields, *rest)
+                : enif_make_tuple5(parser->env, response, version, status, text, fields);
 }
 
 /* --- What llhttp finds --- */
@@ -136,13 +186,13 @@ static int on_name(llhttp_t *llhttp, const char *at, size_t bytes) {
         parser->last = NEITHER;
     }
     if (parser->last != NAME) {
-        if (head->field_count == parser->headers_max) return fails(parser, HEADERS_MAX);
+        if (head->field_count == parser->limits.headers_max) return fails(parser, HEADERS_MAX);
         head->fields[head->field_count++] = (struct field){.name = offset_of(parser, at)};
         parser->last = NAME;
     }
     struct field *field = &head->fields[head->field_count - 1];
     field->name_bytes = offset_of(parser, at) + (uint32_t)bytes - field->name;
-    return field->name_bytes > parser->name_bytes_max ? fails(parser, NAME_BYTES_MAX) : 0;
+    return field->name_bytes > parser->limits.name_bytes_max ? fails(parser, NAME_BYTES_MAX) : 0;
 }
 
 static int on_value(llhttp_t *llhttp, const char *at, size_t bytes) {
@@ -152,7 +202,7 @@ static int on_value(llhttp_t *llhttp, const char *at, size_t bytes) {
     if (field->value_bytes == 0) field->value = offset_of(parser, at);
     parser->last = VALUE;
     field->value_bytes = offset_of(parser, at) + (uint32_t)bytes - field->value;
-    return field->value_bytes > parser->value_bytes_max ? fails(parser, VALUE_BYTES_MAX) : 0;
+    return field->value_bytes > parser->limits.value_bytes_max ? fails(parser, VALUE_BYTES_MAX) : 0;
 }
 
 /* Of those that llhttp knows, the ones of RTSP, of Icecast, and the first word of HTTP/2. */
@@ -164,10 +214,12 @@ static int on_head(llhttp_t *llhttp) {
     head->bytes = (size_t)(parser->end - head->text);
     bool is_request = llhttp->type == HTTP_REQUEST;
     if (is_request && is_foreign(llhttp->method)) return fails(parser, METHOD);
-    enum reason reason =
-        is_request ? check_request(head, llhttp_method_name((llhttp_method_t)llhttp->method), &parser->head_bytes)
-                   : check_response(head, &parser->head_bytes);
-    if (!reason && parser->head_bytes > parser->head_bytes_max) reason = HEAD_BYTES_MAX;
+    enum reason reason;
+    if (is_request)
+        reason = check_request(head, methods[llhttp->method].text, methods[llhttp->method].bytes, &parser->head_bytes);
+    else
+        reason = check_response(head, &parser->head_bytes);
+    if (!reason && parser->head_bytes > parser->limits.head_bytes_max) reason = HEAD_BYTES_MAX;
     if (reason) return fails(parser, reason);
     parser->part = BODY;
     if (parser->stops) return HPE_PAUSED;
@@ -186,7 +238,7 @@ static int on_body(llhttp_t *llhttp, const char *at, size_t bytes) {
 static int on_extension(llhttp_t *llhttp, const char *at, size_t bytes) {
     (void)at;
     struct parser *parser = llhttp->data;
-    if (bytes > parser->value_bytes_max - parser->extension_bytes) return fails(parser, VALUE_BYTES_MAX);
+    if (bytes > parser->limits.value_bytes_max - parser->extension_bytes) return fails(parser, VALUE_BYTES_MAX);
     parser->extension_bytes += (uint32_t)bytes;
     return 0;
 }
@@ -240,17 +292,24 @@ static void begin_message(struct parser *parser) {
     parser->kept_bytes = 0;
 }
 
-/* Limits = {IsReferred, HeadBytesMax, HeadersMax, NameBytesMax, ValueBytesMax}, which pelton_http.erl has checked. */
+/* <<IsReferred:32, HeadBytesMax:32, HeadersMax:32, NameBytesMax:32, ValueBytesMax:32>>, as pelton_http.erl checked. */
+static bool read_limits(ErlNifEnv *env, ERL_NIF_TERM term, struct limits *limits) {
+    ErlNifBinary of;
+    uint32_t numbers[5];
+    if (!enif_inspect_binary(env, term, &of) || of.size != sizeof numbers) return false;
+    memcpy(numbers, of.data, sizeof numbers);
+    *limits = (struct limits){.head_bytes_max = ntohl(numbers[1]), .headers_max = ntohl(numbers[2]),
+                              .name_bytes_max = ntohl(numbers[3]), .value_bytes_max = ntohl(numbers[4]),
+                              .refers = numbers[0] != 0};
+    return limits->headers_max <= FIELDS_MAX;
+}
+
+/* Limits: a binary, or `default`. */
 static bool begin(struct parser *parser, ERL_NIF_TERM type, ErlNifEnv *env, ERL_NIF_TERM limits) {
-    const ERL_NIF_TERM *of;
-    int count;
-    unsigned refers;
-    if ((type != request && type != response) || !enif_get_tuple(env, limits, &count, &of) || count != 5 ||
-        !enif_get_uint(env, of[0], &refers) || !enif_get_uint(env, of[1], &parser->head_bytes_max) ||
-        !enif_get_uint(env, of[2], &parser->headers_max) || !enif_get_uint(env, of[3], &parser->name_bytes_max) ||
-        !enif_get_uint(env, of[4], &parser->value_bytes_max) || parser->headers_max > FIELDS_MAX)
-        return false;
-    parser->refers = refers;
+    if (type != request && type != response) return false;
+    parser->library = enif_priv_data(env);
+    if (limits == default_) parser->limits = parser->library->defaults;
+    else if (!read_limits(env, limits, &parser->limits)) return false;
     llhttp_init(&parser->llhttp, type == request ? HTTP_REQUEST : HTTP_RESPONSE, &settings);
     parser->llhttp.data = parser;
     parser->reason = NONE;
@@ -259,17 +318,25 @@ static bool begin(struct parser *parser, ERL_NIF_TERM type, ErlNifEnv *env, ERL_
     return true;
 }
 
+static bool set_literals(struct parser *parser, ErlNifEnv *env, ERL_NIF_TERM literals) {
+    int count;
+    parser->library = enif_priv_data(env);
+    parser->head.known = &parser->library->known;
+    return enif_get_tuple(env, literals, &count, &parser->literals) && (uint32_t)count == parser->library->count;
+}
+
 /* --- Functions --- */
 
-/* parse(Type, Packet, Limits) */
+/* parse(Type, Packet, Limits, Literals) */
 static ERL_NIF_TERM parse(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]) {
     (void)argc;
     struct parser parser;
     ErlNifBinary packet;
-    if (!enif_inspect_binary(env, argv[1], &packet) || !begin(&parser, argv[0], env, argv[2]))
+    if (!enif_inspect_binary(env, argv[1], &packet) || !begin(&parser, argv[0], env, argv[2]) ||
+        !set_literals(&parser, env, argv[3]))
         return enif_make_badarg(env);
     /* One byte more than a head may have, to see that it has more. */
-    size_t bytes = packet.size <= parser.head_bytes_max ? packet.size : (size_t)parser.head_bytes_max + 1;
+    size_t bytes = packet.size <= parser.limits.head_bytes_max ? packet.size : (size_t)parser.limits.head_bytes_max + 1;
     parser.stops = true;
     parser.env = env;
     parser.packet = argv[1];
@@ -278,12 +345,13 @@ static ERL_NIF_TERM parse(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]) {
     parser.offset = 0;
     parser.is_copy = false;
     llhttp_errno_t code = llhttp_execute(&parser.llhttp, parser.from, bytes);
-    (void)enif_consume_timeslice(env, 1 + (int)(bytes >> 14));
-    if (code == HPE_OK && bytes <= parser.head_bytes_max) return more;
+    if (bytes >> 14) (void)enif_consume_timeslice(env, (int)(bytes >> 14));
+    if (code == HPE_OK && bytes <= parser.limits.head_bytes_max) return more;
     if (code == HPE_OK) parser.reason = HEAD_BYTES_MAX;
     if (code != HPE_OK && code != HPE_PAUSED && !parser.reason) parser.reason = reason_of(code);
     if (parser.reason) return enif_make_tuple2(env, error, reason_atoms[parser.reason]);
-    ERL_NIF_TERM rest = enif_make_sub_binary(env, argv[1], parser.head_bytes, packet.size - parser.head_bytes);
+    ERL_NIF_TERM rest = packet.size == parser.head_bytes ? parser.literals[EMPTY]
+                      : enif_make_sub_binary(env, argv[1], parser.head_bytes, packet.size - parser.head_bytes);
     return head_term(&parser, &rest);
 }
 
@@ -333,7 +401,7 @@ static size_t parse_some(struct parser *parser, const char *text, size_t bytes, 
     parser->offset = offset;
     parser->is_copy = parser->part != BODY && parser->kept_bytes > 0;
     if (parser->is_copy) {
-        size_t room = (size_t)parser->head_bytes_max + 1 - parser->kept_bytes;
+        size_t room = (size_t)parser->limits.head_bytes_max + 1 - parser->kept_bytes;
         if (bytes > room) bytes = room;
         size_t before = parser->kept_bytes;
         keep(parser, text, bytes);
@@ -355,7 +423,7 @@ static size_t parse_some(struct parser *parser, const char *text, size_t bytes, 
     }
     if (parser->part == BODY) {
         parser->kept_bytes = 0;
-    } else if ((size_t)(parser->end - parser->head.text) > parser->head_bytes_max) {
+    } else if ((size_t)(parser->end - parser->head.text) > parser->limits.head_bytes_max) {
         parser->reason = HEAD_BYTES_MAX;
     } else {
         keep_text(parser);
@@ -363,7 +431,9 @@ static size_t parse_some(struct parser *parser, const char *text, size_t bytes, 
     return bytes;
 }
 
+/* `ok` is short for {ok, []}. */
 static ERL_NIF_TERM result(struct parser *parser, ErlNifEnv *env) {
+    if (!parser->events && !parser->reason) return ok;
     ERL_NIF_TERM events = enif_make_list_from_array(env, parser->events, (unsigned)parser->event_count);
     enif_free(parser->events);
     parser->events = NULL;
@@ -372,7 +442,8 @@ static ERL_NIF_TERM result(struct parser *parser, ErlNifEnv *env) {
     return enif_make_tuple2(env, ok, events);
 }
 
-/* feed(Parser, Packet, Offset): {ok, Events} | {error, Reason, Events} | {more, Events, NextOffset} */
+/* feed_some(Parser, Packet, Offset, Literals):
+ * ok | {ok, Events} | {error, Reason, Events} | {more, Events, NextOffset} */
 static ERL_NIF_TERM feed(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]) {
     (void)argc;
     struct parser *parser;
@@ -382,6 +453,10 @@ static ERL_NIF_TERM feed(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]) {
         !enif_inspect_binary(env, argv[1], &packet) || !enif_get_uint64(env, argv[2], &offset) || offset > packet.size ||
         atomic_flag_test_and_set_explicit(&parser->is_busy, memory_order_acquire))
         return enif_make_badarg(env);
+    if (!set_literals(parser, env, argv[3])) {
+        atomic_flag_clear_explicit(&parser->is_busy, memory_order_release);
+        return enif_make_badarg(env);
+    }
     parser->env = env;
     parser->packet = argv[1];
     size_t at = offset, end = packet.size - at > CALL_BYTES ? at + CALL_BYTES : packet.size;
@@ -401,13 +476,14 @@ static ERL_NIF_TERM feed(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]) {
             at = packet.size;
         }
     }
-    (void)enif_consume_timeslice(env, 1 + (int)((at - offset) >> 12) + (int)(parser->event_count >> 6));
+    int spent = (int)((at - offset) >> 12) + (int)(parser->event_count >> 6);
+    if (spent) (void)enif_consume_timeslice(env, spent);
     ERL_NIF_TERM term = result(parser, env);
     if (at < packet.size && !parser->reason) {
         const ERL_NIF_TERM *of;
         int count;
-        (void)enif_get_tuple(env, term, &count, &of);
-        term = enif_make_tuple3(env, more, of[1], enif_make_uint64(env, at));
+        ERL_NIF_TERM events = enif_get_tuple(env, term, &count, &of) ? of[1] : enif_make_list(env, 0);
+        term = enif_make_tuple3(env, more, events, enif_make_uint64(env, at));
     }
     atomic_flag_clear_explicit(&parser->is_busy, memory_order_release);
     return term;
@@ -419,6 +495,10 @@ static ERL_NIF_TERM finish(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[]) 
     if (!enif_get_resource(env, argv[0], parser_type, (void **)&parser) ||
         atomic_flag_test_and_set_explicit(&parser->is_busy, memory_order_acquire))
         return enif_make_badarg(env);
+    if (!set_literals(parser, env, argv[1])) {
+        atomic_flag_clear_explicit(&parser->is_busy, memory_order_release);
+        return enif_make_badarg(env);
+    }
     parser->env = env;
     if (!parser->reason && !parser->is_closed) {
         llhttp_errno_t code = llhttp_finish(&parser->llhttp);
@@ -441,13 +521,50 @@ static void free_parser(ErlNifEnv *env, void *parser) {
     enif_free(((struct parser *)parser)->kept);
 }
 
+/* Information = {Literals, Limits}. Sorts the texts into methods and names. */
+static bool read_information(ErlNifEnv *env, struct library *library, ERL_NIF_TERM information) {
+    const ERL_NIF_TERM *of;
+    int count;
+    const char *names[KNOWN_MAX];
+    size_t bytes[KNOWN_MAX];
+    uint32_t name_count = 1;
+    if (!enif_get_tuple(env, information, &count, &of) || count != 2 ||
+        !read_limits(env, of[1], &library->defaults) || !enif_get_tuple(env, of[0], &count, &of))
+        return false;
+    library->count = (uint32_t)count;
+    for (int i = FIRST_TEXT; i < count; i++) {
+        ErlNifBinary text;
+        if (!enif_inspect_binary(env, of[i], &text)) return false;
+        int method = 0;
+        while (method < METHODS_MAX && (methods[method].bytes != text.size ||
+                                        memcmp(methods[method].text, text.data, text.size) != 0))
+            method++;
+        if (text.size > 0 && method < METHODS_MAX) {
+            library->method_literals[method] = (uint32_t)i;
+        } else {
+            if (name_count == KNOWN_MAX) return false;
+            names[name_count] = (const char *)text.data;
+            bytes[name_count] = text.size;
+            library->name_literals[name_count++] = (uint32_t)i;
+        }
+    }
+    return know(&library->known, names, bytes, name_count);
+}
+
 static int load(ErlNifEnv *env, void **data, ERL_NIF_TERM information) {
-    (void)data, (void)information;
+    struct library *library = enif_alloc(sizeof *library);
+    memset(library, 0, sizeof *library);
+    if (!read_information(env, library, information)) {
+        enif_free(library);
+        return 1;
+    }
+    *data = library;
     for (int i = 0; i < REASONS; i++) reason_atoms[i] = enif_make_atom(env, reasons[i]);
     ok = enif_make_atom(env, "ok"), error = enif_make_atom(env, "error"), more = enif_make_atom(env, "more");
     request = enif_make_atom(env, "request"), response = enif_make_atom(env, "response");
     body = enif_make_atom(env, "body"), done = enif_make_atom(env, "done"), upgrade = enif_make_atom(env, "upgrade");
     true_ = enif_make_atom(env, "true"), false_ = enif_make_atom(env, "false");
+    default_ = enif_make_atom(env, "default");
     parser_type = enif_open_resource_type(env, NULL, "parser", free_parser,
                                           ERL_NIF_RT_CREATE | ERL_NIF_RT_TAKEOVER, NULL);
     return parser_type == NULL;
@@ -458,8 +575,13 @@ static int take_over(ErlNifEnv *env, void **data, void **old_data, ERL_NIF_TERM 
     return load(env, data, information);
 }
 
+static void unload(ErlNifEnv *env, void *library) {
+    (void)env;
+    enif_free(library);
+}
+
 static ErlNifFunc functions[] = {
-    {"parse", 3, parse, 0}, {"new_parser", 3, new, 0}, {"feed_some", 3, feed, 0}, {"finish", 1, finish, 0},
+    {"parse", 4, parse, 0}, {"new_parser", 3, new, 0}, {"feed_some", 4, feed, 0}, {"finish_parser", 2, finish, 0},
     {"llhttp_version", 0, llhttp_version, 0},
 };
-ERL_NIF_INIT(pelton_http, functions, load, NULL, take_over, NULL)
+ERL_NIF_INIT(pelton_http, functions, load, NULL, take_over, unload)

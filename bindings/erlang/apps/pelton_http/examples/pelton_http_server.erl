@@ -1,11 +1,13 @@
-%% A server over gen_tcp with {active, N}: one process for each connection. The handler is as in elli: a module whose
-%% handle(Method, Target, Headers, Body) gives {Status, Headers, Body}; for cowboy's, build its map there.
-%%   {ok, Port} = pelton_http_server:start(0, my_handler).
+%% A server over gen_tcp with {active, N}: one process for each connection. The handler is a function of method, target,
+%% headers and body; pelton_http_cowboy makes one of a module written for cowboy.
+%%   {ok, Server} = pelton_http_server:start(0, fun my_handler:handle/4).
 -module(pelton_http_server).
 -export([start/2, stop/1]).
--callback handle(binary(), binary(), pelton_http:headers(), iodata()) -> {100..999, [{iodata(), iodata()}], iodata()}.
+-export_type([handler/0]).
+-type handler() :: fun((Method :: binary(), Target :: binary(), pelton_http:headers(), Body :: iodata()) ->
+                       {100..999, [{iodata(), iodata()}], iodata()}).
 
-start(Port, Handler) ->
+start(Port, Handler) when is_function(Handler, 4) ->
     {ok, Listener} = gen_tcp:listen(Port, [binary, {active, false}, {reuseaddr, true}, {nodelay, true},
                                            {ip, {127, 0, 0, 1}}, {backlog, 1024}]),
     Acceptor = spawn(fun() -> accept(Listener, Handler) end),
@@ -55,7 +57,7 @@ events([{request, Method, Target, _Version, Headers} | Rest], Socket, Handler, n
 events([{body, Bytes} | Rest], Socket, Handler, {Method, Target, Headers, Body}) ->
     events(Rest, Socket, Handler, {Method, Target, Headers, [Bytes | Body]});
 events([{done, _Trailers, KeepAlive} | Rest], Socket, Handler, {Method, Target, Headers, Body}) ->
-    {Status, Fields, Text} = Handler:handle(Method, Target, Headers, lists:reverse(Body)),
+    {Status, Fields, Text} = Handler(Method, Target, Headers, lists:reverse(Body)),
     Sent = gen_tcp:send(Socket, response(Status, [{"connection", "close"} || not KeepAlive] ++ Fields, Text)),
     case Sent of
         ok when KeepAlive -> events(Rest, Socket, Handler, none);

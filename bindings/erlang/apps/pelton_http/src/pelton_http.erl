@@ -15,6 +15,32 @@
 -on_load(load/0).
 
 -define(DEFAULTS, {0, 65536, 100, 256, 16384}).
+-define(DEFAULT_LIMITS, <<0:32, 65536:32, 100:32, 256:32, 16384:32>>).
+%% What the NIF would otherwise make for each head; literals are never copied. Versions, the empty text, that of status
+%% 200, methods, and names in lower case.
+-define(LITERALS, {
+    {1, 0}, {1, 1}, <<>>, <<"OK">>,
+    <<"GET">>, <<"HEAD">>, <<"POST">>, <<"PUT">>, <<"DELETE">>, <<"CONNECT">>, <<"OPTIONS">>, <<"TRACE">>, <<"PATCH">>,
+    <<"accept">>, <<"accept-charset">>, <<"accept-encoding">>, <<"accept-language">>, <<"accept-ranges">>,
+    <<"access-control-allow-credentials">>, <<"access-control-allow-headers">>, <<"access-control-allow-methods">>,
+    <<"access-control-allow-origin">>, <<"access-control-expose-headers">>, <<"access-control-max-age">>,
+    <<"access-control-request-headers">>, <<"access-control-request-method">>, <<"age">>, <<"allow">>, <<"alt-svc">>,
+    <<"authorization">>, <<"cache-control">>, <<"connection">>, <<"content-disposition">>, <<"content-encoding">>,
+    <<"content-language">>, <<"content-length">>, <<"content-location">>, <<"content-range">>,
+    <<"content-security-policy">>, <<"content-type">>, <<"cookie">>, <<"date">>, <<"dnt">>, <<"etag">>, <<"expect">>,
+    <<"expires">>, <<"forwarded">>, <<"from">>, <<"host">>, <<"if-match">>, <<"if-modified-since">>,
+    <<"if-none-match">>, <<"if-range">>, <<"if-unmodified-since">>, <<"keep-alive">>, <<"last-modified">>, <<"link">>,
+    <<"location">>, <<"max-forwards">>, <<"origin">>, <<"pragma">>, <<"priority">>, <<"proxy-authenticate">>,
+    <<"proxy-authorization">>, <<"proxy-connection">>, <<"range">>, <<"referer">>, <<"referrer-policy">>,
+    <<"retry-after">>, <<"sec-ch-ua">>, <<"sec-ch-ua-mobile">>, <<"sec-ch-ua-platform">>, <<"sec-fetch-dest">>,
+    <<"sec-fetch-mode">>, <<"sec-fetch-site">>, <<"sec-fetch-user">>, <<"sec-websocket-accept">>,
+    <<"sec-websocket-extensions">>, <<"sec-websocket-key">>, <<"sec-websocket-protocol">>,
+    <<"sec-websocket-version">>, <<"server">>, <<"set-cookie">>, <<"strict-transport-security">>, <<"te">>,
+    <<"traceparent">>, <<"tracestate">>, <<"trailer">>, <<"transfer-encoding">>, <<"upgrade">>,
+    <<"upgrade-insecure-requests">>, <<"user-agent">>, <<"vary">>, <<"via">>, <<"www-authenticate">>,
+    <<"x-content-type-options">>, <<"x-forwarded-for">>, <<"x-forwarded-host">>, <<"x-forwarded-proto">>,
+    <<"x-frame-options">>, <<"x-real-ip">>, <<"x-request-id">>, <<"x-requested-with">>
+}).
 
 -opaque parser() :: reference().
 -type version() :: {1, 0 | 1}.
@@ -41,28 +67,28 @@ load() ->
                     {error, bad_name} -> filename:join([filename:dirname(code:which(?MODULE)), "..", "priv"]);
                     Found -> Found
                 end,
-    erlang:load_nif(filename:join(Directory, "pelton_http"), 0).
+    erlang:load_nif(filename:join(Directory, "pelton_http"), {?LITERALS, ?DEFAULT_LIMITS}).
 
 %% @equiv parse_request(Bytes, [])
 -spec parse_request(binary()) -> {ok, Method :: binary(), Target :: binary(), version(), headers(), Rest :: binary()}
                                | more | {error, reason()}.
-parse_request(Bytes) -> parse(request, Bytes, ?DEFAULTS).
+parse_request(Bytes) -> parse(request, Bytes, default, ?LITERALS).
 
 %% @doc The head at the begin of `Bytes'. `more': it is not complete, read more and try again with all bytes, or use
 %% {@link feed/2}, which does not begin again. Empty lines before it are skipped. After an error, answer 400 and close.
 -spec parse_request(binary(), [option()]) ->
     {ok, Method :: binary(), Target :: binary(), version(), headers(), Rest :: binary()} | more | {error, reason()}.
-parse_request(Bytes, Options) -> parse(request, Bytes, limits(Options)).
+parse_request(Bytes, Options) -> parse(request, Bytes, limits(Options), ?LITERALS).
 
 %% @equiv parse_response(Bytes, [])
 -spec parse_response(binary()) -> {ok, version(), Status :: 100..999, Text :: binary(), headers(), Rest :: binary()}
                                 | more | {error, reason()}.
-parse_response(Bytes) -> parse(response, Bytes, ?DEFAULTS).
+parse_response(Bytes) -> parse(response, Bytes, default, ?LITERALS).
 
 %% @doc Like {@link parse_request/2}, of a response.
 -spec parse_response(binary(), [option()]) ->
     {ok, version(), Status :: 100..999, Text :: binary(), headers(), Rest :: binary()} | more | {error, reason()}.
-parse_response(Bytes, Options) -> parse(response, Bytes, limits(Options)).
+parse_response(Bytes, Options) -> parse(response, Bytes, limits(Options), ?LITERALS).
 
 %% @equiv new(Type, [])
 -spec new(request | response) -> parser().
@@ -96,16 +122,22 @@ new(Type, Options) ->
 feed(Parser, Bytes) -> feed(Parser, Bytes, 0, []).
 
 feed(Parser, Bytes, Offset, Before) ->
-    case feed_some(Parser, Bytes, Offset) of
+    case feed_some(Parser, Bytes, Offset, ?LITERALS) of
         {more, Events, Next} -> feed(Parser, Bytes, Next, [Events | Before]);
+        ok when Before =:= [] -> {ok, []};
         Result when Before =:= [] -> Result;
+        ok -> {ok, lists:append(lists:reverse(Before))};
         {ok, Events} -> {ok, lists:append(lists:reverse(Before, [Events]))};
         {error, Reason, Events} -> {error, Reason, lists:append(lists:reverse(Before, [Events]))}
     end.
 
 %% @doc The peer has closed the connection: the end of a response without a length, `unfinished' if within a message.
 -spec finish(parser()) -> {ok, Events :: [event()]} | {error, reason(), Events :: [event()]}.
-finish(_Parser) -> erlang:nif_error(not_loaded).
+finish(Parser) ->
+    case finish_parser(Parser, ?LITERALS) of
+        ok -> {ok, []};
+        Result -> Result
+    end.
 
 %% @doc A reason in words: what was found, what is wanted.
 -spec format_error(reason()) -> string().
@@ -140,8 +172,10 @@ format_error(Reason) ->
 -spec llhttp_version() -> {Major :: pos_integer(), Minor :: non_neg_integer(), Patch :: non_neg_integer()}.
 llhttp_version() -> erlang:nif_error(not_loaded).
 
-limits([]) -> ?DEFAULTS;
-limits(Options) -> lists:foldl(fun limit/2, ?DEFAULTS, Options).
+limits([]) -> default;
+limits(Options) ->
+    {Refers, Head, Headers, Name, Value} = lists:foldl(fun limit/2, ?DEFAULTS, Options),
+    <<Refers:32, Head:32, Headers:32, Name:32, Value:32>>.
 
 limit({values, copy}, Limits) -> setelement(1, Limits, 0);
 limit({values, refer}, Limits) -> setelement(1, Limits, 1);
@@ -151,12 +185,15 @@ limit({name_bytes_max, N}, Limits) when is_integer(N), N > 0, N =< 1048576 -> se
 limit({value_bytes_max, N}, Limits) when is_integer(N), N > 0, N =< 1048576 -> setelement(5, Limits, N);
 limit(Option, _Limits) -> erlang:error(badarg, [Option]).
 
--spec parse(request | response, binary(), tuple()) -> any().
-parse(_Type, _Bytes, _Limits) -> erlang:nif_error(not_loaded).
+-spec parse(request | response, binary(), default | binary(), tuple()) -> any().
+parse(_Type, _Bytes, _Limits, _Literals) -> erlang:nif_error(not_loaded).
 
--spec new_parser(request | response, tuple(), none | head | connect) -> parser().
+-spec new_parser(request | response, default | binary(), none | head | connect) -> parser().
 new_parser(_Type, _Limits, _Answered) -> erlang:nif_error(not_loaded).
 
--spec feed_some(parser(), binary(), non_neg_integer()) ->
-    {ok, [event()]} | {error, reason(), [event()]} | {more, [event()], pos_integer()}.
-feed_some(_Parser, _Bytes, _Offset) -> erlang:nif_error(not_loaded).
+-spec feed_some(parser(), binary(), non_neg_integer(), tuple()) ->
+    ok | {ok, [event()]} | {error, reason(), [event()]} | {more, [event()], pos_integer()}.
+feed_some(_Parser, _Bytes, _Offset, _Literals) -> erlang:nif_error(not_loaded).
+
+-spec finish_parser(parser(), tuple()) -> ok | {ok, [event()]} | {error, reason(), [event()]}.
+finish_parser(_Parser, _Literals) -> erlang:nif_error(not_loaded).

@@ -1,5 +1,5 @@
 -module(pelton_http_tests).
--export([handle/4]).
+-export([handle/4, init/2]).
 -include_lib("eunit/include/eunit.hrl").
 
 -define(HEAD, <<"GET /x?y HTTP/1.1\r\nHost: a:80\r\nX-Y:\t z  \r\nEmpty:\r\n\r\n">>).
@@ -201,7 +201,7 @@ by_one_process_at_a_time_test() ->
 %% --- Beside decode_packet, and random bytes ---
 
 heads_agree_with_decode_packet_test_() ->
-    {timeout, 120, fun() ->
+    {timeout, 7200, fun() ->
         Seed = seed(),
         [begin
              Head = random_head(),
@@ -210,8 +210,31 @@ heads_agree_with_decode_packet_test_() ->
              Name = if is_atom(Method) -> atom_to_binary(Method); true -> Method end,
              ?assertEqual({Seed, {ok, Name, Target, Version, Headers, <<"rest">>}},
                           {Seed, pelton_http:parse_request(Head)})
-         end || _ <- lists:seq(1, 20000)]
+         end || _ <- lists:seq(1, count("PELTON_HTTP_HEADS", 20000))]
     end}.
+
+%% h11 shares nothing with llhttp: Python, regular expressions.
+heads_agree_with_h11_test_() ->
+    {timeout, 7200, fun() ->
+        Seed = seed(),
+        Python = open_port({spawn_executable, os:find_executable("python3")},
+                           [{args, ["test/h11_heads.py"]}, {packet, 4}, binary, exit_status]),
+        [begin
+             Head = random_head(),
+             true = port_command(Python, Head),
+             Parts = receive
+                         {Python, {data, Answer}} -> [Part || <<Size:32, Part:Size/binary>> <= Answer];
+                         {Python, {exit_status, Status}} -> error({"python3 ended: has it h11?", Status})
+                     end,
+             {ok, Method, Target, {1, Minor}, Headers, Rest} = pelton_http:parse_request(Head),
+             ?assertEqual({Seed, Head, Parts},
+                          {Seed, Head, [Method, Target, <<"1.", ($0 + Minor)>>] ++
+                                       lists:append([[Name, Value] || {Name, Value} <- Headers]) ++ [Rest]})
+         end || _ <- lists:seq(1, count("PELTON_HTTP_HEADS", 20000) div 10)],
+        port_close(Python)
+    end}.
+
+count(Variable, Default) -> list_to_integer(os:getenv(Variable, integer_to_list(Default))).
 
 decoded(Bytes, Before) ->
     case erlang:decode_packet(httph_bin, Bytes, []) of
@@ -223,11 +246,21 @@ decoded(Bytes, Before) ->
     end.
 
 random_head() ->
-    Headers = [[some("abcXYZ019-_!#$%&'*+.^`|~", 1, 20), ":", some(" \t", 0, 3), random_value(), some(" \t", 0, 2), "\r\n"]
+    Headers = [[random_name(), ":", some(" \t", 0, 3), random_value(), some(" \t", 0, 2), "\r\n"]
                || _ <- lists:seq(1, rand:uniform(20))],
     iolist_to_binary([one(["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "PROPFIND"]), " /",
                       some("abc019/?&=%.-_~", 0, 60), " HTTP/1.1\r\nHost: ", some("abc019.", 1, 20), "\r\n", Headers,
                       "\r\nrest"]).
+
+%% Half of them usual ones, which the NIF does not make, in any mixture of capitals; some nearly so.
+random_name() ->
+    Usual = one(["accept", "Accept-Language", "user-agent", "Cookie", "Cache-Control", "dnt", "te", "Date",
+                 "access-control-allow-credentials", "X-Forwarded-For", "content-type"]),
+    case rand:uniform(4) of
+        1 -> some("abcXYZ019-_!#$%&'*+.^`|~", 1, 20);
+        2 -> [Usual, some("abcXYZ019-_", 1, 3)];
+        _ -> [case rand:uniform(2) of 1 -> string:to_upper(Letter); 2 -> Letter end || Letter <- Usual]
+    end.
 
 %% Without blanks at its ends.
 random_value() ->
@@ -237,9 +270,9 @@ random_value() ->
     end.
 
 random_bytes_do_no_harm_test_() ->
-    {timeout, 600, fun() ->
+    {timeout, 7200, fun() ->
         Seed = seed(),
-        Count = list_to_integer(os:getenv("PELTON_HTTP_RANDOM", "50000")),
+        Count = count("PELTON_HTTP_RANDOM", 50000),
         Good = list_to_tuple([Bytes || {Bytes, _} <- messages()] ++
                              [Bytes || {_, _, Bytes} <- pelton_http_dubious:requests()]),
         [begin
@@ -289,7 +322,7 @@ handle(<<"POST">>, Target, Headers, Body) ->
 handle(_Method, _Target, _Headers, _Body) -> {404, [], "nothing here"}.
 
 the_example_serves_test() ->
-    {ok, {_, _, Port} = Server} = pelton_http_server:start(0, ?MODULE),
+    {ok, {_, _, Port} = Server} = pelton_http_server:start(0, fun handle/4),
     try
         {ok, Socket} = gen_tcp:connect({127, 0, 0, 1}, Port, [binary, {active, false}]),
         Request = <<"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello">>,
@@ -303,6 +336,34 @@ the_example_serves_test() ->
         ok = gen_tcp:send(Socket, <<"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1, 2\r\n\r\n">>),
         ?assertMatch([{response, _, 400, _, _} | _], answer(Socket, pelton_http:new(response), [])),
         ?assertEqual({error, closed}, gen_tcp:recv(Socket, 0, 5000))
+    after
+        pelton_http_server:stop(Server)
+    end.
+
+init(Req, State) ->
+    case pelton_http_cowboy:method(Req) of
+        <<"POST">> ->
+            {ok, Body, Read} = pelton_http_cowboy:read_body(Req),
+            Query = pelton_http_cowboy:parse_qs(Read),
+            Cookie = pelton_http_cowboy:header(<<"cookie">>, Read, <<"none">>),
+            {ok, pelton_http_cowboy:reply(201, #{<<"x-path">> => pelton_http_cowboy:path(Read), <<"x-cookie">> => Cookie},
+                                          [State, element(2, hd(Query)), Body], Read), State};
+        _ -> {ok, Req, State}
+    end.
+
+a_handler_of_cowboy_serves_test() ->
+    {ok, {_, _, Port} = Server} = pelton_http_server:start(0, pelton_http_cowboy:handler(?MODULE, <<"state ">>)),
+    try
+        {ok, Socket} = gen_tcp:connect({127, 0, 0, 1}, Port, [binary, {active, false}]),
+        Ask = fun(Bytes) ->
+            ok = gen_tcp:send(Socket, Bytes),
+            answer(Socket, pelton_http:new(response), [])
+        end,
+        [?assertMatch([{response, _, 201, _, [_, {<<"x-cookie">>, <<"a=1; b=2">>}, {<<"x-path">>, <<"/p">>}]},
+                       {body, <<"state x yhello">>}, {done, [], true}],
+                      Ask(<<"POST ", Target/binary, "?q=x+y HTTP/1.1\r\nHost: a\r\nCookie: a=1\r\nCookie: b=2\r\n"
+                            "Content-Length: 5\r\n\r\nhello">>)) || Target <- [<<"/p">>, <<"http://a/p">>]],
+        ?assertMatch([{response, _, 204, _, _}, {done, [], true}], Ask(<<"GET / HTTP/1.1\r\nHost: a\r\n\r\n">>))
     after
         pelton_http_server:stop(Server)
     end.

@@ -4,6 +4,7 @@ module pelton {
 
     requires transitive java.logging;
     requires static transitive org.jspecify;
-    requires static transitive ch.qos.logback.classic;
-    requires static transitive ch.qos.logback.core;
+    // Not transitive: a module that requires pelton would have to have Logback.
+    requires static ch.qos.logback.classic;
+    requires static ch.qos.logback.core;
 }

@@ -18,6 +18,7 @@ import org.jspecify.annotations.Nullable;
  * </appender>
  * }</pre>
  */
+@SuppressWarnings("exports") // Logback's types: its users have it, and others need not (module-info.java).
 public final class RecordFileAppender extends UnsynchronizedAppenderBase<ILoggingEvent> {
     private @Nullable String file;
     private @Nullable Encoder<ILoggingEvent> encoder;

@@ -21,7 +21,7 @@ const SLOW_NS: u64 = 2_000;
 
 /// The backoff of one receiver, and the state of its trials.
 #[derive(Debug)]
-pub(super) struct Backoff {
+pub(crate) struct Backoff {
     level: usize,
     phase: Phase,
     /// Empty polls left in this phase.
@@ -74,14 +74,14 @@ impl Rate {
 }
 
 impl Backoff {
-    pub(super) fn new() -> Backoff {
+    pub(crate) fn new() -> Backoff {
         Backoff { level: 0, phase: Phase::Rest, left: LEVELS[0].1, doublings: 0, last: 0, was_short: false, tried: 0 }
     }
 
     /// Call this after an empty poll. `seq` counts the messages so far, of all lanes; its start does not matter.
     /// Returns the number of pauses before the next poll.
     #[inline(always)]
-    pub(super) fn next_pauses(&mut self, seq: u32) -> u32 {
+    pub(crate) fn next_pauses(&mut self, seq: u32) -> u32 {
         self.next_pauses_at(seq, os::monotonic_ns)
     }
 

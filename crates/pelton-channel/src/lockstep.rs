@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// The yields of one receiver.
 #[derive(Debug, Default)]
-pub(super) struct Lockstep {
+pub(crate) struct Lockstep {
     /// The next message's number at the last wait.
     last: u32,
     /// The duration of the yield at the last wait, if it brought a message.
@@ -33,7 +33,7 @@ const YIELD_DOUBLINGS_MAX: u32 = 10;
 
 impl Lockstep {
     /// Whether to yield before this wait. `seq`: the number of the next message; all earlier ones are released.
-    pub(super) fn must_yield(&mut self, seq: u32) -> bool {
+    pub(crate) fn must_yield(&mut self, seq: u32) -> bool {
         let run = seq.wrapping_sub(self.last);
         self.last = seq;
         if let Some(took) = self.yielded.take() {
@@ -56,7 +56,7 @@ impl Lockstep {
     }
 
     /// The yield has taken that long. `has_message`: there was one right after it.
-    pub(super) fn has_yielded(&mut self, took: Duration, has_message: bool) {
+    pub(crate) fn has_yielded(&mut self, took: Duration, has_message: bool) {
         match has_message {
             true => self.yielded = Some(took),
             false => self.has_failed(),

@@ -6,8 +6,8 @@
 //! receiver does not read the payload. So the sender measures: it keeps a larger window only if the throughput is
 //! higher (docs/decisions/0031-window-sizes.md).
 
-use crate::settings::RESIDENT_MAX;
-use pelton_lane::WINDOW;
+use crate::settings::{RESIDENT_MAX, Settings};
+use pelton_lane::{CAPACITY_MIN, WINDOW};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// The window sizes. They are far apart: on some processors a size between two of these gains nothing, and the next one
@@ -50,7 +50,7 @@ const EXCESS_OF_A_PAUSE: u32 = 8;
 
 /// The window of one sender, and the state of its trials.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(crate) struct Window {
     /// Limits of `bytes`; equal for a fixed window.
     bytes_min: u64,
     bytes_max: u64,
@@ -75,7 +75,7 @@ pub(super) struct Window {
 
 /// The receiver's state as the sender sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Keeps {
+pub(crate) enum Keeps {
     /// The lane is empty.
     Waiting,
     /// The lane holds messages, all within the window.
@@ -101,8 +101,19 @@ enum Phase {
 }
 
 impl Window {
-    /// `sent`: bytes sent so far.
-    pub(super) fn new(bytes_min: u64, bytes_max: u64, sent: u64) -> Window {
+    /// As `options` determine, in a lane of `capacity`. `sent`: bytes sent so far.
+    pub(crate) fn of(options: &Settings, capacity: u64, sent: u64) -> Window {
+        let (least, most) = options.window.map_or((WINDOW, options.resident_max), |bytes| (bytes, bytes));
+        let most = most.clamp(CAPACITY_MIN, capacity);
+        Window::new(least.min(most), most, sent)
+    }
+
+    /// The window to use now.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn new(bytes_min: u64, bytes_max: u64, sent: u64) -> Window {
         Window::with(&IN_USE, bytes_min, bytes_max, sent)
     }
 
@@ -128,18 +139,18 @@ impl Window {
 
     /// Whether a pause has begun that no sample has detected: the last sample is older than `PAUSE_NS`. Only for a
     /// window above its minimum, or with memory outside of it that is not released yet.
-    pub(super) fn is_pause_overdue(&self, now: impl FnOnce() -> u64) -> bool {
+    pub(crate) fn is_pause_overdue(&self, now: impl FnOnce() -> u64) -> bool {
         self.taken > 0 && now().saturating_sub(self.ns) > PAUSE_NS
     }
 
     /// Whether a sample is due.
     #[inline(always)]
-    pub(super) fn is_due(&self, sent: u64) -> bool {
+    pub(crate) fn is_due(&self, sent: u64) -> bool {
         sent.wrapping_sub(self.sent) >= SAMPLE
     }
 
     /// Takes a sample and returns the window to use.
-    pub(super) fn sample(&mut self, sent: u64, receiver: Keeps, now: u64) -> u64 {
+    pub(crate) fn sample(&mut self, sent: u64, receiver: Keeps, now: u64) -> u64 {
         let (bytes, ns) = (sent.wrapping_sub(self.sent), now.saturating_sub(self.ns));
         (self.sent, self.ns) = (sent, now);
         if self.excess > 1 {
@@ -183,7 +194,7 @@ impl Window {
     }
 
     /// Returns true once after the window has shrunk, when the memory outside it (the excess) is to be released.
-    pub(super) fn take_excess(&mut self) -> bool {
+    pub(crate) fn take_excess(&mut self) -> bool {
         // Not `excess -= u32::from(is_due)`: rustc 1.95.0 drops that store when it inlines this function.
         let is_due = self.excess == 1;
         if is_due {
@@ -196,7 +207,7 @@ impl Window {
     }
 
     /// Limits the window to `bytes` for good: the system has no memory for a larger one.
-    pub(super) fn refuse(&mut self, bytes: u64) {
+    pub(crate) fn refuse(&mut self, bytes: u64) {
         // A fixed window has equal limits.
         (self.bytes_min, self.bytes_max) = (self.bytes_min.min(bytes), bytes);
         self.use_window(bytes);
@@ -204,7 +215,7 @@ impl Window {
     }
 
     /// Shrinks the window to its minimum and starts over. Returns it.
-    pub(super) fn shrink(&mut self) -> u64 {
+    pub(crate) fn shrink(&mut self) -> u64 {
         // A trial of a larger window that is cut short fails: otherwise short bursts would pay its page faults again
         // and again, and never measure it.
         if let Phase::Settling { from, .. } | Phase::Trying { from, .. } = self.phase
@@ -220,7 +231,7 @@ impl Window {
 
     /// Fixes the window at `bytes`.
     #[cfg(test)]
-    pub(super) fn fix(&mut self, bytes: u64) {
+    pub(crate) fn fix(&mut self, bytes: u64) {
         if bytes < self.bytes {
             self.excess = EXCESS;
         }
