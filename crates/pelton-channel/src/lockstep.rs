@@ -7,8 +7,9 @@ use std::time::Duration;
 /// The yields of one receiver.
 #[derive(Debug, Default)]
 pub(crate) struct Lockstep {
-    /// The next message's number at the last wait.
+    /// The next message's number at the last wait, and the bytes of all before.
     last: u32,
+    last_bytes: u64,
     /// The duration of the yield at the last wait, if it brought a message.
     yielded: Option<Duration>,
     /// The yields in a row that brought many messages.
@@ -21,9 +22,11 @@ pub(crate) struct Lockstep {
 /// After so few messages since the last wait, a yield may pay.
 const LOCKSTEP_RUN: u32 = 4;
 /// A yield pays if the receiver finds at least this many messages, and, because beside load it may cost a time slice,
-/// one more for each of this time. A paced stream does not send so many meanwhile. Guesses.
-const YIELD_RUN_MIN: u32 = 64;
+/// one more for each of this time. A paced stream does not send so many meanwhile. Large messages count as one for each
+/// `YIELD_BYTES`: a sender pauses before so many of them are in the lane. Guesses.
+const YIELD_RUN_MIN: u64 = 64;
 const YIELD_TIME_PER_MESSAGE: Duration = Duration::from_micros(2);
+const YIELD_BYTES: u64 = 4096;
 /// After this many yields in a row the receiver sleeps once: the ring shows whether the sender is still here.
 const YIELDS_PER_SLEEP: u32 = 64;
 /// Waits without a yield after one that failed. Each further failure doubles them, at most this many times. A guess: in
@@ -32,13 +35,15 @@ const YIELD_REST: u32 = 16;
 const YIELD_DOUBLINGS_MAX: u32 = 10;
 
 impl Lockstep {
-    /// Whether to yield before this wait. `seq`: the number of the next message; all earlier ones are released.
-    pub(crate) fn must_yield(&mut self, seq: u32) -> bool {
-        let run = seq.wrapping_sub(self.last);
-        self.last = seq;
+    /// Whether to yield before this wait. `seq`: the number of the next message; all earlier ones are released, and had
+    /// so many `bytes`.
+    pub(crate) fn must_yield(&mut self, seq: u32, bytes: u64) -> bool {
+        let (run, run_bytes) = (seq.wrapping_sub(self.last), bytes.wrapping_sub(self.last_bytes));
+        (self.last, self.last_bytes) = (seq, bytes);
         if let Some(took) = self.yielded.take() {
             let least = took.as_nanos() / YIELD_TIME_PER_MESSAGE.as_nanos();
-            if run >= YIELD_RUN_MIN && u128::from(run) >= least {
+            let found = u64::from(run).max(run_bytes / YIELD_BYTES);
+            if run > LOCKSTEP_RUN && found >= YIELD_RUN_MIN && u128::from(found) >= least {
                 (self.paid, self.failed) = (self.paid + 1, 0);
             } else {
                 self.has_failed();
@@ -81,7 +86,7 @@ mod tests {
         for first in [0, u32::MAX - 1000] {
             let (mut lockstep, mut seq, mut yields) = (Lockstep::default(), first, 0);
             for _ in 0..1000 {
-                let must = lockstep.must_yield(seq);
+                let must = lockstep.must_yield(seq, 0);
                 if must {
                     lockstep.has_yielded(SHORT, true);
                 }
@@ -99,7 +104,7 @@ mod tests {
         {
             let (mut lockstep, mut seq, mut yields) = (Lockstep::default(), 0u32, 0);
             for _ in 0..100_000 {
-                let must = lockstep.must_yield(seq);
+                let must = lockstep.must_yield(seq, 0);
                 if must {
                     lockstep.has_yielded(took, has_message);
                 }
@@ -110,7 +115,7 @@ mod tests {
             // A stream begins: after the rest, nearly each wait yields.
             let mut yields = 0;
             for wait in 0..(YIELD_REST << YIELD_DOUBLINGS_MAX) + 1000 {
-                let must = lockstep.must_yield(seq);
+                let must = lockstep.must_yield(seq, 0);
                 if must {
                     lockstep.has_yielded(SHORT, true);
                 }
@@ -118,6 +123,23 @@ mod tests {
                 seq = seq.wrapping_add(if must { 5000 } else { 1 });
             }
             assert!(yields > 970, "{yields}");
+        }
+    }
+
+    #[test]
+    fn few_large_messages_count_as_many() {
+        // A sender of 64 KiB that pauses after 2 MiB; then a request and its reply, by turns.
+        for (run, wanted) in [(31, 970..1000), (1, 0..40)] {
+            let (mut lockstep, mut seq, mut yields) = (Lockstep::default(), 0u32, 0);
+            for _ in 0..1000 {
+                let must = lockstep.must_yield(seq, u64::from(seq) * 65536);
+                if must {
+                    lockstep.has_yielded(SHORT, true);
+                }
+                yields += u32::from(must);
+                seq += if must { run } else { 1 };
+            }
+            assert!(wanted.contains(&yields), "{yields} with {run}");
         }
     }
 }

@@ -428,7 +428,7 @@ impl Receiver {
         let consumer = &self.lanes.current.consumer;
         self.lanes.is_one()
             && self.endpoint.spin.shares_processor_with(consumer.producer_page().last_ring())
-            && self.lockstep.must_yield(consumer.head().seq)
+            && self.lockstep.must_yield(consumer.head().seq, consumer.taken_bytes())
     }
 
     pub(crate) fn peek(&mut self) -> Result<Option<Item>> {

@@ -226,7 +226,7 @@ impl Subscriber {
     fn must_yield(&mut self) -> bool {
         let lane = &self.parts.lane;
         self.endpoint.spin.shares_processor_with(lane.producer_last_ring())
-            && self.lockstep.must_yield(lane.number() as u32)
+            && self.lockstep.must_yield(lane.number() as u32, lane.taken_bytes())
     }
 
     /// Whether there is a message now: the next [`Subscriber::try_receive`] returns it. Never waits.

@@ -560,6 +560,11 @@ impl Consumer {
         self.messages
     }
 
+    /// The bytes of those messages.
+    pub fn taken_bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// The generation, modulo 2^28, of the producer whose message the consumer peeked last. Before the first message,
     /// the generation of the producer that this consumer attached to.
     pub fn generation(&self) -> u32 {

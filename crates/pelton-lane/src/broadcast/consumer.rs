@@ -449,6 +449,11 @@ impl BroadcastConsumer {
         self.page().number.load(Relaxed) != self.number
     }
 
+    /// The bytes of the messages that it has taken.
+    pub fn taken_bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Its slot.
     pub fn slot(&self) -> u32 {
         self.slot
