@@ -26,6 +26,7 @@ mod opening;
 pub mod options;
 mod packet;
 mod path;
+mod path_broadcast;
 mod publisher;
 pub mod raw;
 mod receiver;

@@ -14,6 +14,7 @@
 mod consumer;
 mod pages;
 mod producer;
+mod table;
 
 pub use consumer::{BroadcastConsumer, Copied};
 pub use pages::{
@@ -21,3 +22,4 @@ pub use pages::{
     broadcast_preamble, seq_of,
 };
 pub use producer::{BroadcastMemory, BroadcastProducer, CursorLoss, Holder, Joined, StartFrom};
+pub use table::{CursorTable, DURABLE_BYTES_MAX, JoinByPath, MAGIC_TABLE, TABLE_SIGNATURE, TABLE_TEXT, TableSlot};

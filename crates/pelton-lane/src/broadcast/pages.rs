@@ -220,14 +220,7 @@ impl BroadcastPage {
 
     /// Stores `kept`, before the caller writes over anything below it.
     pub(super) fn keep(&self, number: u64, place: Position) {
-        failpoint("keep: before");
-        // Both with release: a consumer that loads the same number before and after the place has the place of that
-        // number, and sees the records before it. [keep]
-        self.kept_place.store(place.pack(), KEEP.store());
-        failpoint("keep: place");
-        self.kept.store(number, KEEP.store());
-        failpoint("keep: number");
-        fence_before_overwriting(); // [keep]
+        store_bound(&self.kept, &self.kept_place, number, place, ["keep: before", "keep: place", "keep: number"]);
     }
 
     /// `kept`, after the loads that it guards.
@@ -243,20 +236,18 @@ impl BroadcastPage {
     /// # Errors
     /// [`LaneError::Corrupt`] if the place lies outside data of this `capacity`, or the number is too large.
     pub(super) fn kept_and_place(&self, capacity: u64) -> Result<Option<(u64, Position)>, LaneError> {
-        let kept = self.kept.load(KEEP.load()); // [keep]
-        let place = Position::unpack(self.kept_place.load(KEEP.load())); // [keep]
-        // The producer stores a place before its number, so the place is this number's or the next one's to be stored,
-        // and valid in both cases: the producer writes nothing at or after `kept`.
-        if self.kept.load(Relaxed) != kept {
-            return Ok(None);
-        }
-        place.check("place of the oldest message", capacity)?;
-        let ahead = place.since(Position { offset: 0, seq: seq_of(kept) });
-        // A lane has no more messages than that.
-        if kept == 0 || kept > NUMBER_MAX || ahead > capacity / 8 {
-            return Err(LaneError::Corrupt { what: "kept", found: kept, wanted: place.seq.into() });
-        }
-        Ok(Some((kept + ahead, place)))
+        load_bound("kept", &self.kept, &self.kept_place, capacity)
+    }
+
+    /// The number of the oldest message that the producer has not given up, and that of the next one: approximate while
+    /// the producer runs. For inspection.
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`].
+    pub fn numbers(&self, capacity: u64) -> Result<(u64, u64), LaneError> {
+        let (kept, place) = super::consumer::kept_and_place(self, capacity)?;
+        let ahead = self.producer.tail_and_floor().0.since(place);
+        Ok((kept, kept + if ahead <= capacity / 8 { ahead } else { 0 }))
     }
 
     /// The number of the oldest message that the producer has not given up, unchecked.
@@ -265,7 +256,66 @@ impl BroadcastPage {
     }
 }
 
+/// Stores a number that only grows with its place, before the caller writes over anything below it.
+pub(super) fn store_bound(
+    number_word: &AtomicU64,
+    place_word: &AtomicU64,
+    number: u64,
+    place: Position,
+    failpoints: [&'static str; 3],
+) {
+    failpoint(failpoints[0]);
+    // Both with release: a consumer that loads the same number before and after the place has the place of that
+    // number, and sees the records before it. [keep]
+    place_word.store(place.pack(), KEEP.store());
+    failpoint(failpoints[1]);
+    number_word.store(number, KEEP.store());
+    failpoint(failpoints[2]);
+    fence_before_overwriting(); // [keep]
+}
+
+/// Such a number with its place, or the next one, which the producer is about to store. `None`: it has changed
+/// meanwhile.
+///
+/// # Errors
+/// [`LaneError::Corrupt`] if the place lies outside data of this `capacity`, or the number is too large.
+pub(super) fn load_bound(
+    what: &'static str,
+    number_word: &AtomicU64,
+    place_word: &AtomicU64,
+    capacity: u64,
+) -> Result<Option<(u64, Position)>, LaneError> {
+    let number = number_word.load(KEEP.load()); // [keep]
+    let place = Position::unpack(place_word.load(KEEP.load())); // [keep]
+    // The producer stores a place before its number, so the place is this number's or the next one's to be stored,
+    // and valid in both cases: the producer writes nothing at or after this number.
+    if number_word.load(Relaxed) != number {
+        return Ok(None);
+    }
+    place.check("place of the oldest message", capacity)?;
+    let ahead = place.since(Position { offset: 0, seq: seq_of(number) });
+    // A lane has no more messages than that.
+    if number == 0 || number > NUMBER_MAX || ahead > capacity / 8 {
+        return Err(LaneError::Corrupt { what, found: number, wanted: place.seq.into() });
+    }
+    Ok(Some((number + ahead, place)))
+}
+
 impl CursorPage {
+    /// Makes a page that the producer does not count ready for its next consumer.
+    pub(super) fn begin(&self, policy: Policy, pid: u32) {
+        let (policy, slack, lag_after_ns) = policy.words();
+        // Relaxed: the consumer's join word publishes them. [join]
+        self.policy.store(policy, Relaxed);
+        self.slack.store(slack, Relaxed);
+        self.lag_after_ns.store(lag_after_ns, Relaxed);
+        for counter in [&self.messages, &self.bytes, &self.waits, &self.sleeps, &self.wakes_sent, &self.missed] {
+            counter.store(0, Relaxed);
+        }
+        self.pid.store(pid, Relaxed);
+        self.state.store(State::Open as u32, Relaxed);
+    }
+
     /// A new page, not yet shared.
     pub fn new(policy: Policy, pid: u32) -> CursorPage {
         let (policy, slack, lag_after_ns) = policy.words();
