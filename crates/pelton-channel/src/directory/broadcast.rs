@@ -167,8 +167,8 @@ impl Directory {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
             self.dir.failed("allocating", TABLE, CursorTable::CURSOR_BYTES as u64, errno)
         })?;
-        let (bell, life) = (of_lane(slot, DOORBELL_FILE), of_lane(slot, LIVENESS_FILE));
-        self.dir.ensure_fifo(&bell)?;
+        let (doorbell, life) = (of_lane(slot, DOORBELL_FILE), of_lane(slot, LIVENESS_FILE));
+        self.dir.ensure_fifo(&doorbell)?;
         self.dir.ensure_fifo(&life)?;
         Ok(SubscriberRole {
             slot,
@@ -176,7 +176,7 @@ impl Directory {
             page: self.publisher_page(false)?,
             data: self.segment(DATA, self.header.capacity, false)?,
             table,
-            doorbell: self.doorbell(&bell)?,
+            doorbell: self.doorbell(&doorbell)?,
             publisher_doorbell: self.doorbell(PUBLISHER_DOORBELL_FILE)?,
             liveness: self.open_liveness(&life)?,
         })

@@ -63,6 +63,9 @@ pub struct BroadcastPage {
     _zero1: [u8; 120],
 }
 
+/// Loom's threads have small stacks.
+const PADDING: usize = if cfg!(loom) { 32 } else { 3808 };
+
 /// The segment of a broadcast lane's consumer. Only that consumer writes it; the producer maps it read-only.
 ///
 /// | offset | type | field | meaning |
@@ -102,7 +105,7 @@ pub struct CursorPage {
     pub(super) fenced: AtomicU32,
     _zero4: [u8; 4],
     pub(super) last_ring: RingNote,
-    _zero5: [u8; 3808],
+    _zero5: [u8; PADDING],
     pub(super) sleep: [SleepLine; CURSORS_MAX],
 }
 
@@ -340,7 +343,7 @@ impl CursorPage {
             fenced: AtomicU32::new(0),
             _zero4: [0; 4],
             last_ring: RingNote::new(),
-            _zero5: [0; 3808],
+            _zero5: [0; PADDING],
             sleep: core::array::from_fn(|_| SleepLine { word: AtomicU64::new(0), _zero: [0; 56] }),
         }
     }

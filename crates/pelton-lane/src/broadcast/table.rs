@@ -37,6 +37,9 @@ pub const TABLE_SIGNATURE: u64 = fnv1a(TABLE_TEXT.as_bytes());
 // The text above names the layout of a broadcast lane by its signature.
 const _: () = assert!(super::pages::BROADCAST_SIGNATURE == 0x3836989f4c25b509);
 
+/// Loom's threads have small stacks.
+const PADDING: usize = if cfg!(loom) { 48 } else { 8048 };
+
 /// The table of a broadcast lane by path.
 ///
 /// | offset | type | field | written by | meaning |
@@ -64,7 +67,7 @@ pub struct CursorTable {
     _zero1: [u8; 56],
     held: AtomicU64,
     held_place: AtomicU64,
-    _zero2: [u8; 8048],
+    _zero2: [u8; PADDING],
     entries: [Entry; CURSORS_MAX],
     cursors: [CursorPage; CURSORS_MAX],
 }
@@ -159,7 +162,7 @@ impl CursorTable {
             _zero1: [0; 56],
             held: AtomicU64::new(1),
             held_place: AtomicU64::new(Position::START.pack()),
-            _zero2: [0; 8048],
+            _zero2: [0; PADDING],
             entries: core::array::from_fn(entry),
             cursors: core::array::from_fn(|_| CursorPage::new(Policy::Gate, 0)),
         }
