@@ -289,6 +289,58 @@ fn a_channel_and_a_broadcast_in_a_directory_are_not_taken_for_each_other() {
     assert!(matches!(nothing, Err(Error::NoChannel { .. })));
 }
 
+/// False words in each file: the broadcast is refused, or each side stays within its bounds.
+#[test]
+fn a_false_word_in_a_file_is_refused_or_within_bounds() {
+    let root = TestDir::new("a false word in a file");
+    let (path, seed) = (root.path().join("b"), u64::from(std::process::id()));
+    println!("seed {seed}");
+    let mut random = Random::new(seed);
+    let mut refused = 0;
+    for round in 0..300u64 {
+        let mut publisher = publisher(&path);
+        drop(Options::new().durable("a").open_subscriber(&path).unwrap());
+        send(&mut publisher, 50);
+        drop(publisher);
+        let (file, words) = [("channel", 18), ("publisher", 96), ("cursors", 18), ("data", 200)][round as usize % 4];
+        let file = File::options().write(true).open(path.join(file)).unwrap();
+        let value = match random.below(3) {
+            0 => random.word(),
+            1 => random.below(200),
+            _ => 1 << random.below(64),
+        };
+        let at = match round % 12 {
+            // The entry and the cursor of the first slot.
+            2 => 8192 + 8 * random.below(16),
+            6 => 16384 + 8 * (8 + random.below(30)),
+            _ => 8 * random.below(words),
+        };
+        file.write_all_at(&value.to_le_bytes(), at).unwrap();
+        for options in [oldest(), oldest().durable("a"), oldest().policy(Policy::Lag)] {
+            match options.open_subscriber(&path) {
+                Ok(mut subscriber) => {
+                    for _ in 0..60 {
+                        if !matches!(subscriber.try_receive(), Ok(Some(_))) {
+                            break;
+                        }
+                    }
+                }
+                Err(_) => refused += 1,
+            }
+        }
+        match Options::new().capacity(CAPACITY).create_publisher(&path) {
+            Ok(mut publisher) => {
+                for number in 0..50 {
+                    let _ = publisher.try_send(&message(number));
+                }
+            }
+            Err(_) => refused += 1,
+        }
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+    assert!(refused > 100, "{refused} of 1200");
+}
+
 /// A subscriber of the random test, with its kind.
 fn subscriber(path: &Path, durable: &str, policy: &str) -> Role {
     let role = Role::new(child, "subscribe").with("path", path.display()).with("policy", policy);
