@@ -6,6 +6,7 @@
 //! endpoints; `connect`, `path` and `gather` create them. [`raw`] is the interface of the crates above.
 
 mod acceptor;
+mod broadcast_role;
 mod connect;
 mod counters;
 mod directory;

@@ -1,6 +1,7 @@
 //! A broadcast in a directory: subscribers join by themselves, days after a message or before the first one, and a
 //! durable one keeps its place while no process uses it. `directory/broadcast.rs` has the files.
 
+use crate::broadcast_role::{BroadcastRole, PublisherPath};
 use crate::directory::{Access, Directory, PublisherRole, SubscriberRole};
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
@@ -9,34 +10,14 @@ use crate::opening::{Waiter, in_call};
 use crate::options::{Options, maker};
 use crate::path::{check_size, directory_or_wait};
 use crate::publisher::{Publisher, PublisherParts, Subscription};
-use crate::sender::STEP;
 use crate::settings::Settings;
 use crate::subscriber::{Subscriber, SubscriberMemory, SubscriberParts, broadcast_memory};
 use crate::transport::{Found, PathTransport, PeerRole};
 use pelton_lane::{BroadcastConsumer, BroadcastProducer, CursorTable, DURABLE_BYTES_MAX, JoinByPath, failpoint};
-use pelton_os::lock::Lock;
-use pelton_os::{self as os, Descriptor, Segment, membarrier};
-use std::io::ErrorKind;
+use pelton_os::membarrier;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// A role in the directory of a broadcast, for as long as its handle lives.
-#[derive(Debug)]
-pub(crate) struct BroadcastRole {
-    pub(crate) directory: Arc<Directory>,
-    /// Held open: its close proves to the other sides that this one is gone.
-    _liveness: Descriptor,
-    /// Dropped after the liveness handle, so that a successor finds this one gone.
-    _lock: Lock,
-    /// Of a subscriber: it keeps its place.
-    pub(crate) is_durable: bool,
-    /// Of a subscriber: the generation of the last publisher whose end is no news; 0: none. It left before this side
-    /// subscribed, or this side has reported it.
-    pub(crate) past: u64,
-    /// Of a subscriber: a later publisher has gone.
-    pub(crate) is_gone: bool,
-}
 
 impl Options<maker::CreatePublisher> {
     /// Creates the broadcast `directory`, or opens an existing one with the sizes that it was created with, as its
@@ -102,14 +83,8 @@ async fn create_publisher(path: &Path, options: &Settings, waiter: &Waiter) -> R
     failpoint("publisher: taken over");
     // How much of the memory is allocated is unknown.
     lane.set_backed(0);
-    let role = BroadcastRole {
-        directory: directory.clone(),
-        _liveness: liveness,
-        _lock: lock,
-        is_durable: false,
-        past: 0,
-        is_gone: false,
-    };
+    let role =
+        BroadcastRole { directory: directory.clone(), liveness, lock, is_durable: false, past: 0, is_gone: false };
     let limit = directory.message_bytes_max();
     let parts = PublisherParts { lane, page, data, message_bytes_max: limit, doorbells };
     let mut publisher = Publisher::of_parts(parts, options)?;
@@ -117,62 +92,6 @@ async fn create_publisher(path: &Path, options: &Settings, waiter: &Waiter) -> R
     publisher.admit()?;
     failpoint("publisher: met");
     Ok(publisher)
-}
-
-/// A publisher's part of a broadcast in a directory.
-#[derive(Debug)]
-pub(crate) struct PublisherPath {
-    /// Dropped after the lane, which points into it.
-    table: Arc<Segment>,
-    role: BroadcastRole,
-}
-
-impl PublisherPath {
-    /// Allocates memory for the first `bytes` of the data, so that a write there cannot fail.
-    pub(crate) fn back(&self, lane: &mut BroadcastProducer, data: &Segment, bytes: u64) -> Result<()> {
-        let (from, most) = (lane.backed(), lane.capacity());
-        let mut refused = None;
-        // If a whole step fails, tries to allocate only the required bytes.
-        for to in [bytes.next_multiple_of(STEP).min(most), bytes.next_multiple_of(os::PIECE).min(most)] {
-            match data.allocate(from, to) {
-                Ok(()) => {
-                    lane.set_backed(to);
-                    return Ok(());
-                }
-                Err(error) => refused = Some(error),
-            }
-        }
-        let error = refused.expect("an attempt failed");
-        let path = self.role.directory.path().display().to_string();
-        Err(match error.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Error::NoSpace { path, bytes, error },
-            _ => Error::system("allocating space for the lane")(error),
-        })
-    }
-
-    /// Finds the process of a subscriber that has joined by itself, and rings it: it may have fallen asleep before this
-    /// side knew its doorbell. `None` in the link's peer: no process uses it now.
-    pub(crate) fn meet(
-        &self,
-        slot: u32,
-        number: u32,
-        joins: u64,
-        doorbells: &Doorbells,
-    ) -> Result<(Link, Arc<Segment>)> {
-        let directory = &self.role.directory;
-        let doorbell = directory.subscriber_doorbell(slot)?;
-        let role = PeerRole::Subscriber { slot, number };
-        let mut link = Link::new(doorbell, PathTransport::new(directory.clone(), role), UNKNOWN_PEER);
-        let pid = crate::directory::table_of(&self.table).cursor(slot).pid();
-        link.find_peer(doorbells, || (joins, pid))?;
-        link.ring_peer();
-        Ok((link, self.table.clone()))
-    }
-
-    /// Whether the subscriber of a slot keeps its place without a process.
-    pub(crate) fn is_durable(&self, slot: u32) -> bool {
-        crate::directory::table_of(&self.table).slot(slot).durable().is_some()
-    }
 }
 
 /// Where a slot's cursor page is in the table.
@@ -284,8 +203,7 @@ async fn open_subscriber(path: &Path, options: &Settings, waiter: &Waiter) -> Re
     let mut subscriber = Subscriber::new(parts, doorbells, options)?;
     let is_durable = options.durable.is_some();
     let (past, _) = subscriber.parts.lane.publisher();
-    subscriber.path =
-        Some(BroadcastRole { directory, _liveness: liveness, _lock: lock, is_durable, past, is_gone: false });
+    subscriber.path = Some(BroadcastRole { directory, liveness, lock, is_durable, past, is_gone: false });
     subscriber.find_publisher()?;
     // So that it finds this process, and its end.
     subscriber.parts.link.ring_peer();

@@ -2,6 +2,7 @@
 //! subscribers, and detects their ends, within its own calls only.
 
 use crate::acceptor::Acceptor;
+use crate::broadcast_role::PublisherPath;
 use crate::counters::Counters;
 use crate::doorbells::Doorbells;
 use crate::endpoint::Endpoint;
@@ -12,7 +13,6 @@ use crate::handshake::broadcast::{
 use crate::link::{Link, UNKNOWN_PEER, this_process};
 use crate::listener::Listener;
 use crate::options::{Options, maker};
-use crate::path_broadcast::PublisherPath;
 use crate::sender::Sent;
 use crate::settings::{Policy, Settings};
 use crate::subscriber::{Subscriber, SubscriberMemory, SubscriberParts, broadcast_memory};

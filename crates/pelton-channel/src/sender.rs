@@ -92,7 +92,7 @@ pub(crate) struct SenderParts {
 }
 
 /// A path channel allocates memory, or disk blocks, for a lane's data in steps of this size, by one system call each.
-pub(crate) const STEP: u64 = 1 << 20;
+const STEP: u64 = 1 << 20;
 
 /// After this number of messages without a wait, the sender reads the clock: a liveness check may be overdue.
 pub(crate) const CHECK_AFTER: u32 = 256;

@@ -1,5 +1,6 @@
 //! The receiving endpoint of a broadcast: a cursor of its own on the lane of a [`Publisher`](crate::Publisher).
 
+use crate::broadcast_role::BroadcastRole;
 use crate::counters::Counters;
 use crate::doorbells::Doorbells;
 use crate::endpoint::{Departure, Endpoint};
@@ -8,7 +9,6 @@ use crate::link::Link;
 use crate::name::Name;
 #[cfg(doc)]
 use crate::options::Options;
-use crate::path_broadcast::BroadcastRole;
 #[cfg(doc)]
 use crate::settings::Policy;
 use crate::settings::Settings;

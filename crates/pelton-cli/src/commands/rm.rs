@@ -17,7 +17,7 @@ pub struct RmArgs {
 pub fn run(args: &RmArgs) -> Result<(), Failure> {
     let directory = directory(&args.directory);
     let Some(name) = &args.durable else { return Ok(pelton::inspect::remove(directory)?) };
-    match pelton::inspect::remove_durable(&directory, name)? {
+    match pelton::inspect::remove_durable(directory, name)? {
         true => Ok(()),
         false => Err(Failure::Input(format!(
             "{} has no durable subscription {name:?}: `pelton info {0}` lists them",

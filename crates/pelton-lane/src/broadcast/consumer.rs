@@ -13,21 +13,6 @@ use alloc::vec::Vec;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// How often a consumer loads the oldest number and its place again because the producer has changed them meanwhile. A
-/// guess: twice in a row is rare. Without a bound, a hostile producer could keep it here.
-pub(super) const KEPT_TRIES: u32 = 10_000;
-
-/// The oldest message that the lane still has, and its place: also of a producer that has stopped, or died, while it
-/// stored them.
-pub(super) fn kept_and_place(page: &BroadcastPage, capacity: u64) -> Result<(u64, Position), LaneError> {
-    for _ in 0..KEPT_TRIES {
-        if let Some(found) = page.kept_and_place(capacity)? {
-            return Ok(found);
-        }
-    }
-    Err(LaneError::Corrupt { what: "kept, which changes at each load", found: page.kept(), wanted: 0 })
-}
-
 /// The most messages that a consumer passes over in a lane of this capacity when it joins: those between two waypoints.
 /// With more, a hostile producer could keep it busy.
 fn skip_max(capacity: u64) -> u64 {
@@ -308,7 +293,7 @@ impl BroadcastConsumer {
     /// The oldest message that the lane still has, and its place: also of a producer that has stopped, or died, while
     /// it stored them.
     pub(super) fn kept_and_place(&self) -> Result<(u64, Position), LaneError> {
-        kept_and_place(self.producer(), self.data.capacity())
+        self.producer().oldest(self.data.capacity())
     }
 
     fn copy_latest(&mut self, buffer: &mut Vec<u8>) -> Result<Option<Copied>, LaneError> {

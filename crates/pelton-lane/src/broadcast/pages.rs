@@ -16,6 +16,10 @@ pub const CURSORS_MAX: usize = if cfg!(loom) { 2 } else { 64 };
 /// The largest message number: at 50 million messages a second, a lane takes thousands of years to get there.
 pub(super) const NUMBER_MAX: u64 = 1 << 62;
 
+/// How often a consumer loads the oldest number and its place again because the producer has changed them meanwhile. A
+/// guess: twice in a row is rare. Without a bound, a hostile producer could keep it here.
+pub(super) const KEPT_TRIES: u32 = 10_000;
+
 /// The layout of a broadcast lane in one line, beside that of a plain lane, whose records it has. The pages contain its
 /// hash.
 pub const BROADCAST_TEXT: &str = "plain=3704e993d4074093;\
@@ -242,13 +246,26 @@ impl BroadcastPage {
         load_bound("kept", &self.kept, &self.kept_place, capacity)
     }
 
+    /// As [`BroadcastPage::kept_and_place`], as often as it takes.
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`].
+    pub(super) fn oldest(&self, capacity: u64) -> Result<(u64, Position), LaneError> {
+        for _ in 0..KEPT_TRIES {
+            if let Some(found) = self.kept_and_place(capacity)? {
+                return Ok(found);
+            }
+        }
+        Err(LaneError::Corrupt { what: "kept, which changes at each load", found: self.kept(), wanted: 0 })
+    }
+
     /// The number of the oldest message that the producer has not given up, and that of the next one: approximate while
     /// the producer runs. For inspection.
     ///
     /// # Errors
     /// [`LaneError::Corrupt`].
     pub fn numbers(&self, capacity: u64) -> Result<(u64, u64), LaneError> {
-        let (kept, place) = super::consumer::kept_and_place(self, capacity)?;
+        let (kept, place) = self.oldest(capacity)?;
         let ahead = self.producer.tail_and_floor().0.since(place);
         Ok((kept, kept + if ahead <= capacity / 8 { ahead } else { 0 }))
     }

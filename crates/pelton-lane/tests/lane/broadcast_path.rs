@@ -250,7 +250,6 @@ proptest! {
         for _ in 0..600 {
             let _ = lags.copy(&mut buffer);
         }
-        drop((gate, lags));
         for (slot, policy) in [(0, Policy::Gate), (1, Policy::Lag { slack: 512 }), (2, Policy::Latest)] {
             let _ = lane.table().slot(slot);
             if let Ok(mut consumer) = lane.join(slot, policy, StartFrom::Last(value), true) {
