@@ -125,13 +125,16 @@ impl Subscriber {
     }
 
     /// After [`Error::PeerDied`] or [`Error::Closed`]: waits for the publisher's successor under the same name, and
-    /// joins it with the same options. Its lane is a new one, whose messages count from 1. All messages of the former
-    /// publisher were received before. Returns false at `deadline`.
+    /// joins it with the same options. Its lane is a new one, whose messages count from 1; in a directory the lane and
+    /// its numbers continue. All messages of the former publisher were received before. Returns false at `deadline`.
     ///
     /// # Errors
     /// [`Error::Refused`] between threads, and while the publisher is there; as [`Options::connect_subscriber`].
     pub fn resume_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
         self.endpoint.check_owner()?;
+        if self.path.is_some() && self.endpoint.departure.is_some() {
+            return self.resume_by_path(deadline.into().instant());
+        }
         let Some((name, options)) = self.reconnect.clone() else {
             return Err(Error::Refused("a broadcast between threads has no successor: make a new one".to_owned()));
         };

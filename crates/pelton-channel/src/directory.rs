@@ -15,6 +15,7 @@
 //! This file claims and checks roles. `directory/files.rs` checks the files, `pages.rs` reads their contents,
 //! `making.rs` creates a channel.
 
+mod broadcast;
 mod files;
 mod making;
 mod pages;
@@ -22,6 +23,7 @@ mod pages;
 use crate::error::{Error, Result};
 use crate::opening::{Waiter, in_call};
 use crate::settings::HANDSHAKE_TIMEOUT;
+pub(crate) use broadcast::{PublisherRole, SubscriberRole, table_of};
 use files::{
     CONSUMER, ChannelDir, DATA, DOORBELL_FILE, Known, LIVENESS_FILE, PRODUCER, RECEIVER, RECEIVER_DOORBELL_FILE,
     RECEIVER_LIVENESS_FILE, descriptor, first_few, known, of_lane, remove_known,
@@ -33,6 +35,7 @@ use pelton_os::lock::{self, Lock};
 use pelton_os::{Descriptor, Doorbell, Segment, write_at};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
+use std::ffi::OsString;
 use std::fs::File;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
@@ -188,11 +191,25 @@ impl Unmapped {
 impl Directory {
     /// Checks the channel at `path` and opens it. Returns `None` if nothing exists at the path.
     pub(crate) fn open(path: &Path, access: &Access) -> Result<Option<Directory>> {
-        match Directory::open_any_boot(path, access)? {
-            Some(directory) if !directory.is_from_this_boot => {
-                Err(Error::Rebooted { path: directory.dir.path.display().to_string() })
-            }
-            found => Ok(found),
+        Directory::open_kind(path, access, false)
+    }
+
+    /// As [`Directory::open`], for a broadcast if `is_broadcast`.
+    fn open_kind(path: &Path, access: &Access, is_broadcast: bool) -> Result<Option<Directory>> {
+        let Some(directory) = Directory::open_any_boot(path, access)? else { return Ok(None) };
+        directory.check_kind(is_broadcast)?;
+        if !directory.is_from_this_boot {
+            return Err(Error::Rebooted { path: directory.dir.path.display().to_string() });
+        }
+        Ok(Some(directory))
+    }
+
+    /// Refuses a broadcast where a channel with a receiver is wanted, and the reverse.
+    pub(crate) fn check_kind(&self, is_broadcast: bool) -> Result<()> {
+        match (self.header.is_broadcast, is_broadcast) {
+            (true, false) => Err(self.refuse("it is a broadcast: open it as a publisher or a subscriber".to_owned())),
+            (false, true) => Err(self.refuse("it is no broadcast: open it as a sender or a receiver".to_owned())),
+            _ => Ok(()),
         }
     }
 
@@ -245,18 +262,22 @@ impl Directory {
         lanes_max: u32,
         is_traced: bool,
     ) -> Result<Directory> {
-        let header =
-            Header { capacity, message_bytes_max, lanes_max, mode: access.mode, boot_id: boot_id()?, is_traced };
+        let (mode, boot_id) = (access.mode, boot_id()?);
+        let header = Header { capacity, message_bytes_max, lanes_max, mode, boot_id, is_traced, is_broadcast: false };
+        Directory::create_by(path, access, &header)
+    }
+
+    fn create_by(path: &Path, access: &Access, header: &Header) -> Result<Directory> {
         header.check_wanted()?;
         let path = absolute(path)?;
         loop {
-            if let Some(directory) = Directory::open(&path, access)? {
+            if let Some(directory) = Directory::open_kind(&path, access, header.is_broadcast)? {
                 return Ok(directory);
             }
             let parent = ParentDir::open(&path)?;
             parent.sweep();
             // The next round opens the channel, and checks it, whether this process or another one has created it.
-            make(&parent, &path, access, &header)?;
+            make(&parent, &path, access, header)?;
         }
     }
 
@@ -520,7 +541,6 @@ impl Directory {
     /// # Errors
     /// [`Error::RoleTaken`]; [`Error::NotAChannel`] with the foreign files. Nothing has been removed then.
     pub(crate) fn remove(self) -> Result<()> {
-        let path = &self.dir.path;
         let _growth = self.lock_growth()?;
         let lanes = self.lanes()?;
         // No process adds a file while this one holds the growth lock. Reads the names now, because that needs a
@@ -531,13 +551,17 @@ impl Directory {
             _ if self.dir.is_directory(name) => true,
             Known::Channel => false,
             // A sender that died while it added a lane left files of the first uncounted one.
-            Known::Lane(number) => number > lanes,
+            Known::Lane(number) => number > lanes && !self.header.is_broadcast,
             Known::Foreign => true,
         });
         let foreign: Vec<String> = foreign.map(|name| format!("{name:?}")).collect();
         if !foreign.is_empty() {
             let problem = format!("{} in it is not of the channel: move that away first", first_few(&foreign));
             return Err(self.refuse(problem));
+        }
+        if self.header.is_broadcast {
+            let roles = self.broadcast_roles()?;
+            return self.remove_files(names, roles);
         }
         let mut roles = Vec::new();
         let senders = (0..lanes).map(|number| (Some(number), of_lane(number, PRODUCER)));
@@ -552,6 +576,12 @@ impl Directory {
                 (None, Some(number)) => return Err(self.taken("sender".to_owned(), self.sender_pid(number))),
             }
         }
+        self.remove_files(names, roles)
+    }
+
+    /// Removes the channel's directory. The caller has the growth lock and all roles.
+    fn remove_files(&self, names: Vec<OsString>, _roles: Vec<Lock>) -> Result<()> {
+        let path = &self.dir.path;
         let parent = ParentDir::open(path)?;
         if !self.dir.is_at(path)? {
             return Err(Error::NoChannel { path: path.display().to_string() });

@@ -2,13 +2,15 @@
 //! recovery, its removal.
 
 use crate::counters::Counters;
-use crate::directory::{Access, Directory, SenderRole};
+use crate::directory::{Access, Directory, SenderRole, table_of};
 use crate::error::{Error, Result};
 use crate::lane_id::LaneId;
 use crate::name::Name;
-use pelton_lane::{ConsumerPage, Data, Position, ProducerPage, Scan, failpoint, scan, truncate};
+use crate::settings::Policy;
+use pelton_lane::{BroadcastPage, ConsumerPage, Data, Position, ProducerPage, Scan, failpoint, scan, truncate};
 use pelton_os::{self as os, Segment};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The state of a path channel as [`info`] reads it, without a role.
 #[derive(Clone, Debug)]
@@ -96,8 +98,15 @@ impl RecoveredLane {
     }
 }
 
-/// Opens a channel of any mode: the kernel checks the permissions of this process.
+/// Opens a channel of any mode, but no broadcast.
 fn open(path: &Path) -> Result<Directory> {
+    let directory = open_any(path)?;
+    directory.check_kind(false)?;
+    Ok(directory)
+}
+
+/// Opens a channel of any mode: the kernel checks the permissions of this process.
+fn open_any(path: &Path) -> Result<Directory> {
     let access = Access { uids: Vec::new(), mode: 0o777 };
     let found = Directory::open_any_boot(path, &access)?;
     found.ok_or_else(|| Error::NoChannel { path: path.display().to_string() })
@@ -271,12 +280,135 @@ pub fn recover(path: impl AsRef<Path>, keep_unsynced: bool) -> Result<Vec<Recove
     Ok(done)
 }
 
-/// Removes a path channel with its messages, if no process uses it and its directory contains no other file.
+/// Removes a path channel, or a broadcast in a directory, with its messages, if no process uses it and its directory
+/// contains no other file.
 ///
 /// # Errors
 /// [`Error::RoleTaken`], [`Error::NoChannel`], [`Error::NotAChannel`], [`Error::System`].
 pub fn remove(path: impl AsRef<Path>) -> Result<()> {
-    open(path.as_ref())?.remove()
+    open_any(path.as_ref())?.remove()
+}
+
+/// The state of a broadcast in a directory: the result of [`broadcast`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct BroadcastInfo {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Bytes of data.
+    pub capacity: u64,
+    /// The largest message, in bytes.
+    pub message_bytes_max: u64,
+    /// Permission bits of the directory.
+    pub mode: u32,
+    /// Whether it was created since the machine last started. Otherwise it can only be removed.
+    pub is_from_this_boot: bool,
+    /// The publisher.
+    pub publisher: RoleInfo,
+    /// The number of the oldest message that is still there for a new subscriber.
+    pub oldest: u64,
+    /// The number of the next message.
+    pub next: u64,
+    /// Bytes of memory, or of disk, that its data occupies.
+    pub allocated_bytes: u64,
+    /// The counters of all its publishers together.
+    pub sent: Counters,
+    /// Its subscribers, and the durable subscriptions that no process uses.
+    pub subscriptions: Vec<SubscriptionInfo>,
+}
+
+/// A subscription of a broadcast in a directory.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SubscriptionInfo {
+    /// Its name; `None`: it ends with its process.
+    pub durable: Option<String>,
+    /// Whether a process uses it now: a lock proves that.
+    pub is_alive: bool,
+    /// The pid of that process, or of the last one, as it stored it.
+    pub pid: u32,
+    /// What the publisher does when it falls behind.
+    pub policy: Policy,
+    /// With [`Policy::Gate`]: how long it may hold the publisher up.
+    pub lag_after: Option<Duration>,
+    /// Messages sent and not released by it.
+    pub behind: u64,
+    /// The counters of the process that uses it, or of the last one.
+    pub received: Counters,
+    /// Messages that the same process missed.
+    pub missed: u64,
+}
+
+/// Returns the state of a broadcast in a directory, in use or not, and changes nothing. Does not wait.
+///
+/// # Errors
+/// [`Error::NoChannel`]; [`Error::NotAChannel`], also if it is a channel with a receiver; [`Error::Corrupt`],
+/// [`Error::System`].
+pub fn broadcast(path: impl AsRef<Path>) -> Result<BroadcastInfo> {
+    let directory = open_any(path.as_ref())?;
+    directory.check_kind(true)?;
+    let segment = directory.publisher_page(false)?;
+    // SAFETY: the segment maps 64 KiB, which hold the page, for as long as it lives, and the words that other processes
+    // write are atomics.
+    let page = unsafe { segment.base().cast::<BroadcastPage>().as_ref() };
+    let is_alive = directory.is_publisher_held()?;
+    let corrupt = |problem| Error::Corrupt(format!("{}: {problem}", directory.path().display()));
+    let (oldest, next) = page.numbers(directory.capacity()).map_err(corrupt)?;
+    let sent = &page.producer;
+    let (table, slots) = directory.subscriptions()?;
+    let subscriptions = slots.into_iter().map(|(slot, words, is_alive)| {
+        let cursor = table_of(&table).cursor(slot);
+        // One that has not joined yet has no policy.
+        let (policy, lag_after) = Policy::of_lane(cursor.policy().unwrap_or(pelton_lane::Policy::Gate));
+        SubscriptionInfo {
+            durable: words.durable().map(str::to_owned),
+            is_alive,
+            pid: cursor.pid(),
+            policy,
+            lag_after,
+            behind: next.saturating_sub(cursor.number().max(1)),
+            received: Counters {
+                messages: cursor.messages(),
+                bytes: cursor.bytes(),
+                waits: cursor.waits(),
+                sleeps: cursor.sleeps(),
+                wakes_sent: cursor.wakes_sent(),
+                depth_max: 0,
+            },
+            missed: cursor.missed(),
+        }
+    });
+    Ok(BroadcastInfo {
+        path: directory.path().to_owned(),
+        capacity: directory.capacity(),
+        message_bytes_max: directory.message_bytes_max(),
+        mode: directory.mode(),
+        is_from_this_boot: directory.is_from_this_boot(),
+        publisher: RoleInfo { is_alive, pid: sent.pid(), generation: sent.generation(), is_closed: sent.is_closed() },
+        oldest,
+        next,
+        allocated_bytes: directory.allocated_bytes()?,
+        sent: Counters {
+            messages: sent.messages(),
+            bytes: sent.bytes(),
+            waits: sent.waits(),
+            sleeps: sent.sleeps(),
+            wakes_sent: sent.wakes_sent(),
+            depth_max: sent.depth_max(),
+        },
+        subscriptions: subscriptions.collect(),
+    })
+}
+
+/// Removes a durable subscription ([`crate::Options::durable`]) that no process uses, and so what it holds up. Returns
+/// false if the broadcast has none of the name.
+///
+/// # Errors
+/// [`Error::RoleTaken`] while a process uses it; as [`broadcast`].
+pub fn remove_durable(path: impl AsRef<Path>, name: &str) -> Result<bool> {
+    let directory = open_any(path.as_ref())?;
+    directory.check_kind(true)?;
+    directory.remove_durable(name)
 }
 
 /// A channel in which this process has every role.

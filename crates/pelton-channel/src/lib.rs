@@ -7,6 +7,7 @@
 
 mod acceptor;
 mod backoff;
+mod broadcast_role;
 mod connect;
 mod counters;
 mod directory;
@@ -28,6 +29,7 @@ mod opening;
 pub mod options;
 mod packet;
 mod path;
+mod path_broadcast;
 mod publisher;
 pub mod raw;
 mod receiver;

@@ -32,7 +32,9 @@ use std::time::Instant;
 /// | [`busy_poll`](Options::busy_poll) | clients |
 /// | [`policy`](Options::policy), [`lag_after`](Options::lag_after) | subscribers |
 /// | [`slack`](Options::slack), [`start_from`](Options::start_from) | subscribers |
-/// | [`history`](Options::history), [`hold_max`](Options::hold_max) | publishers |
+/// | [`durable`](Options::durable) | `open_subscriber` |
+/// | [`history`](Options::history) | publishers |
+/// | [`hold_max`](Options::hold_max) | `publisher`, `publish_at` |
 /// | [`flush_bytes`](Options::flush_bytes), [`flush_interval`](Options::flush_interval) | flushes, appenders |
 ///
 /// A sender creates its lane; each side limits the capacity and the messages, and the lower limit applies. The creator
@@ -346,6 +348,22 @@ impl<M> Options<M> {
         self
     }
 
+    /// A subscriber in a directory keeps its place under this name while no process uses it, over restarts of the
+    /// subscriber and of the publisher: the next subscriber of the name continues there, and [`Options::start_from`] is
+    /// for the first one alone. Meanwhile it still counts by the policy of the last one: with [`Policy::Gate`] it holds
+    /// the publisher up once the lane is full, until it comes back, or until
+    /// [`inspect::remove_durable`](crate::inspect::remove_durable). One process at a time uses a name. A message counts
+    /// as received once its [`Delivery`](crate::Delivery) is dropped: if the subscriber is killed before that, its
+    /// successor receives the message again, with the same [number](crate::Delivery::number). 1 to 64 letters, digits,
+    /// '.', '_' or '-'. Not with [`Policy::Latest`].
+    pub fn durable(mut self, name: &str) -> Options<M>
+    where
+        M: Accepts<setting::Durable>,
+    {
+        self.settings.durable = Some(name.to_owned());
+        self
+    }
+
     /// A publisher keeps its last `messages` for subscribers that join later, as far as they fit into half its
     /// capacity and no message needs the space; default 0. Without it, a subscriber that begins with earlier messages
     /// finds those that happen not to be overwritten yet.
@@ -410,8 +428,12 @@ pub mod maker {
         Publish,
         /// [`Options::publish_at`](crate::Options::publish_at).
         PublishAt,
+        /// [`Options::create_publisher`](crate::Options::create_publisher).
+        CreatePublisher,
         /// [`Options::connect_subscriber`](crate::Options::connect_subscriber); a thread's subscriber.
         Subscribe,
+        /// [`Options::open_subscriber`](crate::Options::open_subscriber).
+        OpenSubscriber,
         /// `Client::connect_with`.
         Client,
         /// `Service::listen_with`.
@@ -469,6 +491,8 @@ pub mod setting {
         Slack,
         /// `start_from`.
         StartFrom,
+        /// `durable`.
+        Durable,
         /// `history`.
         History,
         /// `hold_max`.
@@ -484,26 +508,27 @@ macro_rules! accepts {
 }
 
 accepts! {
-    Capacity: Publish PublishAt Subscribe Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service;
-    MessageBytesMax: Publish PublishAt Subscribe Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service Appenders;
+    Capacity: Publish PublishAt Subscribe Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service CreatePublisher;
+    MessageBytesMax: Publish PublishAt Subscribe Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver Client Service Appenders CreatePublisher;
     Traced: Threads Gather GatherAt ConnectSender Listen CreateSender CreateReceiver;
     ResidentMax: Publish PublishAt Threads Gather GatherAt ConnectSender Listen CreateSender OpenSender Client Service;
-    Memory: GatherAt ConnectReceiver Listen CreateSender CreateReceiver OpenReceiver Client Service;
-    Waits: Publish PublishAt Subscribe Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver OpenSender OpenReceiver Client Service Appenders;
-    AllowUids: PublishAt Subscribe GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver OpenSender OpenReceiver Client Service;
-    ConnectDeadline: Subscribe ConnectSender ConnectReceiver CreateSender CreateReceiver OpenSender OpenReceiver Client;
+    Memory: GatherAt ConnectReceiver Listen CreateSender CreateReceiver OpenReceiver Client Service OpenSubscriber;
+    Waits: Publish PublishAt Subscribe Threads Gather GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver OpenSender OpenReceiver Client Service Appenders CreatePublisher OpenSubscriber;
+    AllowUids: PublishAt Subscribe GatherAt ConnectSender ConnectReceiver Listen CreateSender CreateReceiver OpenSender OpenReceiver Client Service CreatePublisher OpenSubscriber;
+    ConnectDeadline: Subscribe ConnectSender ConnectReceiver CreateSender CreateReceiver OpenSender OpenReceiver Client CreatePublisher OpenSubscriber;
     Handshake: Subscribe ConnectSender ConnectReceiver;
     Lanes: Gather GatherAt CreateSender CreateReceiver Service Appenders;
     MembershipEvents: Gather GatherAt;
-    Mode: CreateSender CreateReceiver OpenSender OpenReceiver;
+    Mode: CreateSender CreateReceiver OpenSender OpenReceiver CreatePublisher OpenSubscriber;
     CallBytesMax: Client Service;
     BusyPoll: Client;
     FlushBytes: Flush Appenders;
     FlushInterval: Flush Appenders;
-    Policy: Subscribe;
-    LagAfter: Subscribe;
-    Slack: Subscribe;
-    StartFrom: Subscribe;
-    History: Publish PublishAt;
+    Policy: Subscribe OpenSubscriber;
+    LagAfter: Subscribe OpenSubscriber;
+    Slack: Subscribe OpenSubscriber;
+    StartFrom: Subscribe OpenSubscriber;
+    Durable: OpenSubscriber;
+    History: Publish PublishAt CreatePublisher;
     HoldMax: Publish PublishAt;
 }

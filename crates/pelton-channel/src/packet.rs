@@ -157,7 +157,9 @@ impl Packet {
 pub const TRACED_REQUESTS: u64 = 1 << 0;
 /// The feature that a message of a channel may come with a traceparent. A sender with the option `traced` requires it.
 pub(crate) const TRACED_MESSAGES: u64 = 1 << 1;
-/// Bits of the features that this version has.
+/// The feature that a channel in a directory is a broadcast. Only its file `channel` requires it.
+pub(crate) const BROADCAST_CHANNEL: u64 = 1 << 2;
+/// Bits of the features that this version has in packets.
 pub(crate) const FEATURES: u64 = TRACED_REQUESTS | TRACED_MESSAGES;
 
 /// This version, in packets and texts.

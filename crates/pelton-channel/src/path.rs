@@ -150,9 +150,19 @@ async fn directory(
         let lanes = options.checked_lanes()?;
         return Directory::create(path, &access, capacity, limit, lanes, options.traced).map(Arc::new);
     }
+    directory_or_wait(path, deadline, waiter, || Directory::open(path, &access)).await.map(Arc::new)
+}
+
+/// Waits until `deadline` for a channel that `open` finds.
+pub(crate) async fn directory_or_wait(
+    path: &Path,
+    deadline: Option<Instant>,
+    waiter: &Waiter,
+    open: impl Fn() -> Result<Option<Directory>>,
+) -> Result<Directory> {
     loop {
-        if let Some(directory) = Directory::open(path, &access)? {
-            return Ok(Arc::new(directory));
+        if let Some(directory) = open()? {
+            return Ok(directory);
         }
         match deadline {
             Some(deadline) if Instant::now() < deadline => waiter.pause(Instant::now() + RETRY).await?,
@@ -193,7 +203,7 @@ async fn sender(path: PathBuf, options: Settings, make: Make, waiter: Waiter) ->
 }
 
 /// Checks the channel's size: without a handshake, its creator does not know the receiver's limits.
-fn check_size(directory: &Directory, options: &Settings) -> Result<()> {
+pub(crate) fn check_size(directory: &Directory, options: &Settings) -> Result<()> {
     let (bytes, lanes) = (directory.capacity(), u64::from(directory.lanes_max()));
     let most = options.path_lane_bytes_max(directory.owner() == own_uid());
     if bytes <= most && options.memory.is_none_or(|memory| bytes * lanes <= memory) {

@@ -2,6 +2,7 @@
 //! subscribers, and detects their ends, within its own calls only.
 
 use crate::acceptor::Acceptor;
+use crate::broadcast_role::PublisherPath;
 use crate::counters::Counters;
 use crate::doorbells::Doorbells;
 use crate::endpoint::Endpoint;
@@ -9,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::handshake::broadcast::{
     Joining, PublisherSide, make_broadcast_data, make_broadcast_page, make_cursor_page, new_subscription,
 };
-use crate::link::{Link, this_process};
+use crate::link::{Link, UNKNOWN_PEER, this_process};
 use crate::listener::Listener;
 use crate::options::{Options, maker};
 use crate::sender::{LEAD, LEAD_PAUSE, Sent};
@@ -19,7 +20,8 @@ use crate::transport::{Queue, ThreadTransport};
 use crate::wait::{self, Armed, BUSY_POLL, Deadline, Polled, Side, Spin};
 use crate::window::{Keeps, Window};
 use pelton_lane::{
-    BroadcastProducer, CURSORS_MAX, CursorLoss, CursorPage, Joined, LastRing, ReservedSpace, StartFrom, failpoint,
+    BroadcastProducer, CURSORS_MAX, CursorLoss, CursorPage, Joined, LaneError, LastRing, ReservedSpace, StartFrom,
+    failpoint,
 };
 use pelton_os::{self as os, Event, Peer, Ready, Segment, Timer, membarrier};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -68,17 +70,19 @@ const HOLD_TIMER: u32 = u32::MAX;
 #[derive(Debug)]
 pub struct Publisher {
     /// Dropped before the memory that it points into: `side`, and the cursors of `subscriptions`.
-    lane: BroadcastProducer,
-    endpoint: Endpoint<()>,
+    pub(crate) lane: BroadcastProducer,
+    pub(crate) endpoint: Endpoint<()>,
     /// By their slots.
-    subscriptions: [Option<Box<Subscription>>; CURSORS_MAX],
+    pub(crate) subscriptions: [Option<Box<Subscription>>; CURSORS_MAX],
     side: PublisherSide,
     acceptor: Option<Acceptor<Joining>>,
     window: Window,
     /// The next message when it last slept within the lead: see [`Publisher::find_nearby`].
     paused_at: u64,
+    /// In a directory: its role there.
+    pub(crate) path: Option<PublisherPath>,
     /// The last number given to a subscriber of another process.
-    number: u32,
+    pub(crate) number: u32,
     /// Messages until the clock is read, and from one reading to the next.
     left: u32,
     interval: u32,
@@ -92,26 +96,38 @@ pub struct Publisher {
     timer: Timer,
 }
 
+/// A lane with its memory: the beginning of a publisher.
+#[derive(Debug)]
+pub(crate) struct PublisherParts {
+    pub(crate) lane: BroadcastProducer,
+    pub(crate) page: Arc<Segment>,
+    pub(crate) data: Arc<Segment>,
+    pub(crate) message_bytes_max: u64,
+    pub(crate) doorbells: Doorbells,
+}
+
 /// A subscriber, as its publisher knows it.
 #[derive(Debug)]
-struct Subscription {
-    join: u64,
+pub(crate) struct Subscription {
+    pub(crate) join: u64,
     /// 0 for a thread.
-    number: u32,
-    policy: pelton_lane::Policy,
+    pub(crate) number: u32,
+    pub(crate) policy: pelton_lane::Policy,
     /// Since when the publisher has waited for it, with its cursor then, if it has been the slowest since the last
     /// message found space.
-    held: Option<(Instant, u64)>,
-    link: Link,
+    pub(crate) held: Option<(Instant, u64)>,
+    pub(crate) link: Link,
     /// The lane uses it until the subscriber is removed.
-    cursor: Arc<Segment>,
+    pub(crate) cursor: Arc<Segment>,
+    /// Where its page begins in that segment.
+    pub(crate) at: usize,
 }
 
 impl Subscription {
     fn page(&self) -> &CursorPage {
-        // SAFETY: the segment maps 64 KiB, which hold the page, and lives as long as `self`. All its words are atomic,
-        // but for the preamble, which was written before it was shared.
-        unsafe { self.cursor.base().cast().as_ref() }
+        // SAFETY: the segment holds the page there, and lives as long as `self`. All its words are atomic, but for the
+        // preamble, which was written before it was shared.
+        unsafe { self.cursor.base().byte_add(self.at).cast().as_ref() }
     }
 }
 
@@ -119,7 +135,7 @@ impl Subscription {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct SubscriberState {
-    /// Its process; for a thread, this one.
+    /// Its process; for a thread, this one; pid 0: a durable one that no process uses.
     pub peer: Peer,
     /// Its policy.
     pub policy: Policy,
@@ -168,14 +184,24 @@ impl Publisher {
         let make = || -> std::io::Result<_> {
             let data = make_broadcast_data(capacity, name)?;
             let page = make_broadcast_page(capacity, limit, &data, name)?;
-            Ok((Arc::new(page), Arc::new(data), Timer::new()?))
+            Ok((Arc::new(page), Arc::new(data)))
         };
-        let (page, data, timer) = make().map_err(Error::system("making a lane"))?;
+        let (page, data) = make().map_err(Error::system("making a lane"))?;
         let doorbells = Doorbells::new()?;
-        doorbells.watch_connecting(timer.as_fd(), HOLD_TIMER).map_err(Error::system("watching a timer"))?;
         let acceptor = listener.map(|listener| Acceptor::new(listener, &doorbells)).transpose()?;
         // SAFETY: the segments are new, of the sizes in the page, and outlive the lane: see the order of the fields.
-        let mut lane = unsafe { BroadcastProducer::attach(broadcast_memory(&page, &data), 1, can_barrier) };
+        let lane = unsafe { BroadcastProducer::attach(broadcast_memory(&page, &data), 1, can_barrier) };
+        let mut publisher =
+            Publisher::of_parts(PublisherParts { lane, page, data, message_bytes_max: limit, doorbells }, options)?;
+        publisher.acceptor = acceptor;
+        Ok(publisher)
+    }
+
+    /// The publisher of a lane, which no subscriber can reach yet.
+    pub(crate) fn of_parts(parts: PublisherParts, options: &Settings) -> Result<Publisher> {
+        let PublisherParts { mut lane, page, data, message_bytes_max, doorbells } = parts;
+        let timer = Timer::new().map_err(Error::system("making a timer"))?;
+        doorbells.watch_connecting(timer.as_fd(), HOLD_TIMER).map_err(Error::system("watching a timer"))?;
         lane.set_history(options.history);
         let window = Window::of(options, lane.capacity(), lane.sent_bytes());
         lane.set_window(window.bytes());
@@ -184,10 +210,11 @@ impl Publisher {
             lane,
             endpoint: Endpoint::new(doorbells.clone(), options.wait, None)?,
             subscriptions: [const { None }; CURSORS_MAX],
-            side: PublisherSide { page, data, message_bytes_max: limit, doorbells, hold_max },
-            acceptor,
+            side: PublisherSide { page, data, message_bytes_max, doorbells, hold_max },
+            acceptor: None,
             window,
             paused_at: 0,
+            path: None,
             number: 0,
             left: 1,
             interval: 1,
@@ -226,10 +253,14 @@ impl Publisher {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Refused`] if the publisher has 64 subscribers, or does not take the policy; [`Error::Forked`];
-    /// [`Error::System`].
+    /// [`Error::Refused`] if the publisher has 64 subscribers, or does not take the policy, or is of a directory;
+    /// [`Error::Forked`]; [`Error::System`].
     pub fn subscriber(&mut self, options: &Options<maker::Subscribe>) -> Result<Subscriber> {
         self.admit()?;
+        if self.path.is_some() {
+            let text = "subscribers of a broadcast in a directory join by themselves: use open_subscriber";
+            return Err(Error::Refused(text.to_owned()));
+        }
         let (options, can_barrier) = (options.settings(), membarrier::register());
         let policy = options.lane_policy();
         if policy.holds_ns() > u64::try_from(self.side.hold_max.as_nanos()).unwrap_or(u64::MAX) {
@@ -254,6 +285,7 @@ impl Publisher {
             held: None,
             link: to_subscriber,
             cursor: cursor.clone(),
+            at: 0,
         }));
         let memory = SubscriberMemory { page, data, cursor };
         let (lane, sleeper) = memory.attach(policy, joined, self.side.message_bytes_max, can_barrier)?;
@@ -339,10 +371,11 @@ impl Publisher {
         }
     }
 
-    /// Adapts the window to the throughput, as a sender does. The memory outside of it stays: see decision 0044.
+    /// Adapts the window to the throughput, as a sender does. The memory outside of it stays: see decision 0044. Not by
+    /// path, where each trial would have to allocate.
     fn find_window(&mut self) {
         let sent = self.lane.sent_bytes();
-        if !self.window.is_due(sent) {
+        if !self.window.is_due(sent) || self.path.is_some() {
             return;
         }
         let receivers = match self.lane.backlog_bytes() {
@@ -391,7 +424,13 @@ impl Publisher {
     /// Reserves, also by passing a subscriber that has held the publisher up for too long.
     fn reserve(&mut self, bytes: u64) -> Result<Option<ReservedSpace>> {
         loop {
-            let space = self.lane.try_reserve(bytes)?;
+            let space = match (self.lane.try_reserve(bytes), &self.path) {
+                (Err(LaneError::Unbacked { bytes }), Some(path)) => {
+                    path.back(&mut self.lane, &self.side.data, bytes)?;
+                    continue;
+                }
+                (reserved, _) => reserved?,
+            };
             if space.is_some() {
                 self.forget_holders();
                 return Ok(space);
@@ -461,8 +500,10 @@ impl Publisher {
         while asleep != 0 {
             let slot = asleep.trailing_zeros() as usize;
             asleep &= asleep - 1;
-            if let Some(subscription) = &self.subscriptions[slot] {
-                subscription.link.ring_peer();
+            match &self.subscriptions[slot] {
+                Some(subscription) => subscription.link.ring_peer(),
+                // It has joined by itself: this rings it. What fails here, the next call repeats.
+                None => _ = self.attend(),
             }
         }
         let since_reading = now_ns.saturating_sub(self.last_reading_ns);
@@ -521,18 +562,12 @@ impl Publisher {
         }
         let (holder, next) = (self.holder, self.lane.number());
         self.lane.is_released();
+        let absent = if self.path.is_some() { UNKNOWN_PEER } else { this_process() };
         let state = |subscription: &Subscription| {
             let page = subscription.page();
-            let (policy, lag_after) = match subscription.policy {
-                pelton_lane::Policy::Gate => (Policy::Gate, None),
-                pelton_lane::Policy::GateUntil { lag_after_ns, .. } => {
-                    (Policy::Gate, Some(Duration::from_nanos(lag_after_ns)))
-                }
-                pelton_lane::Policy::Lag { .. } => (Policy::Lag, None),
-                pelton_lane::Policy::Latest => (Policy::Latest, None),
-            };
+            let (policy, lag_after) = Policy::of_lane(subscription.policy);
             SubscriberState {
-                peer: subscription.link.peer().unwrap_or(this_process()),
+                peer: subscription.link.peer().unwrap_or(absent),
                 policy,
                 lag_after,
                 lags: self.lane.lags(subscription.join),
@@ -691,14 +726,14 @@ impl Publisher {
                 Event::Gone(number) => {
                     let gone = self.subscriptions.iter().flatten().find(|subscription| subscription.number == number);
                     if let Some(join) = gone.map(|subscription| subscription.join) {
-                        self.part(join, None);
+                        self.lose(join);
                     }
                 }
                 Event::Connecting(HOLD_TIMER) => _ = self.timer.has_passed(),
                 Event::Connecting(number) => result = result.and(self.attend_acceptor(number)),
             }
         }
-        result
+        result.and(self.meet_subscribers())
     }
 
     fn attend_acceptor(&mut self, number: u32) -> Result<()> {
@@ -743,12 +778,12 @@ impl Publisher {
         let link = admitted.inspect_err(|_| self.lane.remove(joined.join))?;
         self.endpoint.spin.set_peer(link.peer());
         self.subscriptions[joined.slot as usize] =
-            Some(Box::new(Subscription { join: joined.join, number, policy, held: None, link, cursor }));
+            Some(Box::new(Subscription { join: joined.join, number, policy, held: None, link, cursor, at: 0 }));
         Ok(())
     }
 
     /// Removes a subscriber: it has closed, its cursor is corrupt, or (`None`) its end is proved.
-    fn part(&mut self, join: u64, loss: Option<CursorLoss>) {
+    pub(crate) fn part(&mut self, join: u64, loss: Option<CursorLoss>) {
         self.lane.remove(join);
         let slot = self.subscriptions.iter_mut().find(|slot| slot.as_ref().is_some_and(|found| found.join == join));
         let Some(mut subscription) = slot.and_then(Option::take) else { return };
@@ -912,7 +947,7 @@ impl AsRawFd for Publisher {
 mod tests {
     use super::*;
 
-    const MESSAGE: [u8; 60_000] = [0; 60_000];
+    static MESSAGE: [u8; 60_000] = [0; 60_000];
 
     /// Runs `body` with a subscriber that has last slept on this thread's processor, the only one of this thread.
     fn on_one_processor(history: u64, body: impl FnOnce(Publisher, Subscriber) + Send) {

@@ -32,6 +32,20 @@ pub enum Policy {
     Latest,
 }
 
+impl Policy {
+    /// A lane's policy, with its time.
+    pub(crate) fn of_lane(policy: pelton_lane::Policy) -> (Policy, Option<Duration>) {
+        match policy {
+            pelton_lane::Policy::Gate => (Policy::Gate, None),
+            pelton_lane::Policy::GateUntil { lag_after_ns, .. } => {
+                (Policy::Gate, Some(Duration::from_nanos(lag_after_ns)))
+            }
+            pelton_lane::Policy::Lag { .. } => (Policy::Lag, None),
+            pelton_lane::Policy::Latest => (Policy::Latest, None),
+        }
+    }
+}
+
 /// The settings of [`Options`](crate::Options), whatever they are for. Its methods document the fields.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -79,6 +93,8 @@ pub struct Settings {
     pub slack: u64,
     /// Of a subscriber: its first message.
     pub start_from: StartFrom,
+    /// Of a subscriber in a directory: the name under which it keeps its place.
+    pub durable: Option<String>,
     /// Of a publisher: the messages kept for later subscribers.
     pub history: u64,
     /// Of a publisher: how long one subscriber may hold it up.
@@ -96,6 +112,7 @@ impl Default for Settings {
             lag_after: None,
             slack: BroadcastProducer::SLACK,
             start_from: StartFrom::Now,
+            durable: None,
             history: 0,
             hold_max: Duration::MAX,
             message_bytes_max: None,

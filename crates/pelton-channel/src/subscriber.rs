@@ -1,6 +1,7 @@
 //! The receiving endpoint of a broadcast: a cursor of its own on the lane of a [`Publisher`](crate::Publisher).
 
 use crate::backoff::Backoff;
+use crate::broadcast_role::BroadcastRole;
 use crate::counters::Counters;
 use crate::doorbells::Doorbells;
 use crate::endpoint::{Departure, Endpoint};
@@ -33,7 +34,7 @@ const OVERTAKEN_BYTES: usize = 16 << 20;
 /// missed. Dropping it leaves the broadcast.
 #[derive(Debug)]
 pub struct Subscriber {
-    parts: SubscriberParts,
+    pub(crate) parts: SubscriberParts,
     pub(crate) endpoint: Endpoint<()>,
     /// The next message in place, if it was found. Its header is hostile, so the call that returns the message does
     /// not load it again.
@@ -50,6 +51,8 @@ pub struct Subscriber {
     lockstep: Lockstep,
     /// How to reach the publisher's successor; `None` between threads.
     pub(crate) reconnect: Option<(Name, Settings)>,
+    /// In a directory: its role there.
+    pub(crate) path: Option<BroadcastRole>,
 }
 
 /// A consumer with its memory and its link: the result of a subscriber's handshake.
@@ -111,6 +114,7 @@ impl Subscriber {
             backoff: Backoff::new(),
             lockstep: Lockstep::default(),
             reconnect: None,
+            path: None,
         })
     }
 
@@ -179,8 +183,8 @@ impl Subscriber {
     #[inline(never)]
     fn find_slow(&mut self, deadline: Deadline) -> Result<bool> {
         let Some(until) = deadline.until() else {
-            let is_gone = self.parts.lane.has_producer_closed()
-                || self.parts.link.is_check_overdue() && self.parts.link.is_peer_gone()?;
+            let is_gone =
+                self.has_publisher_closed() || self.parts.link.is_check_overdue() && self.is_publisher_gone()?;
             return if is_gone { Side::end(self) } else { Ok(false) };
         };
         if self.comes_soon() && self.poll()? {
@@ -260,7 +264,7 @@ impl Subscriber {
         self.endpoint.doorbells.drain()?;
         failpoint("subscriber arms: drained");
         let armed = Side::arm(self)?;
-        if armed && self.parts.link.is_peer_gone()? {
+        if armed && self.is_publisher_gone()? {
             Side::disarm(self);
             return Ok(Armed::waiting_if(!Side::end(self)?));
         }
@@ -396,7 +400,10 @@ impl Subscriber {
             match found {
                 Some(Copied::Message) => {
                     self.is_copied = true;
-                    self.release();
+                    // A durable one is released when the caller is done with it: a successor receives it otherwise.
+                    if self.path.as_ref().is_none_or(|path| !path.is_durable) {
+                        self.release();
+                    }
                     return Ok(true);
                 }
                 Some(Copied::Missed(_)) => bytes += 4096 + self.buffer.len(),
@@ -418,7 +425,7 @@ impl Side for Subscriber {
         }
         let mut found = self.poll();
         // A ring may have reported the close while messages were left: nothing rings again.
-        if matches!(found, Ok(false)) && self.parts.lane.has_producer_closed() {
+        if matches!(found, Ok(false)) && self.has_publisher_closed() {
             found = self.end();
         }
         if matches!(found, Ok(false)) && self.is_overtaken {
@@ -440,14 +447,18 @@ impl Side for Subscriber {
     }
 
     fn end(&mut self) -> Result<bool> {
-        let has_closed = self.parts.lane.has_producer_closed();
-        if !has_closed && !self.parts.link.is_peer_gone()? {
+        let (generation, _) = self.parts.lane.publisher();
+        let has_closed = self.has_publisher_closed();
+        if !has_closed && !self.is_publisher_gone()? {
             return Ok(false);
         }
         // It may have committed messages before it left. [close]
-        let has_closed = has_closed || self.parts.lane.has_producer_closed();
+        let has_closed = has_closed || self.has_publisher_closed();
         if self.poll()? {
             return Ok(true);
+        }
+        if let Some(path) = &mut self.path {
+            path.past = generation;
         }
         self.endpoint.leave(if has_closed { Departure::Closed } else { Departure::PeerDied });
         Err(self.not_usable())
@@ -464,17 +475,23 @@ impl Side for Subscriber {
     fn rung(&mut self, alone: bool) -> Result<bool> {
         self.endpoint.doorbells.drain_after_sleep(alone)?;
         failpoint("subscriber rung: drained");
-        if self.parts.lane.has_producer_closed() { self.end() } else { Ok(false) }
+        self.find_publisher()?;
+        let is_over = self.has_publisher_closed() || self.path.as_ref().is_some_and(|path| path.is_gone);
+        if is_over { self.end() } else { Ok(false) }
     }
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {
-        Ok(self.parts.lane.has_producer_closed() || self.parts.link.is_check_due() && self.parts.link.is_peer_gone()?)
+        Ok(self.has_publisher_closed() || self.parts.link.is_check_due() && self.is_publisher_gone()?)
     }
 }
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
         if self.endpoint.owner.is_forked() {
+            return;
+        }
+        if self.path.as_ref().is_some_and(|path| path.is_durable) {
+            self.pause();
             return;
         }
         self.parts.lane.close();
@@ -547,7 +564,12 @@ impl Drop for Delivery<'_> {
                 self.subscriber.parts.lane.take(record);
                 self.subscriber.release();
             }
-            None => self.subscriber.is_copied = false,
+            None => {
+                self.subscriber.is_copied = false;
+                if self.subscriber.path.is_some() {
+                    self.subscriber.release();
+                }
+            }
         }
     }
 }

@@ -195,16 +195,17 @@ impl ChannelArgs {
         }
     }
 
-    /// Fails if the name is a directory, or an option does not fit a broadcast: `unfit`, and those of directories.
-    pub fn check_name_for_broadcast(&self, unfit: &[OptionUse]) -> Result<(), Failure> {
-        let lanes = [("--lanes", self.lanes.is_some())];
-        match self.transport(&[], &[&lanes, unfit].concat())? {
-            Transport::Connect => Ok(()),
-            Transport::Path(_) => Err(Failure::Refused(format!(
-                "a broadcast in a directory does not exist, found `{}`: use a short name or unix:PATH",
-                self.name
-            ))),
+    /// As [`ChannelArgs::transport`], for a broadcast, which `--lanes` does not fit either.
+    pub fn broadcast_transport(
+        &self,
+        connect_options: &[OptionUse],
+        path_options: &[OptionUse],
+    ) -> Result<Transport, Failure> {
+        if self.lanes.is_some() {
+            let text = "--lanes does not apply to a broadcast, which has one publisher: leave it out";
+            return Err(Failure::Input(text.to_string()));
         }
+        self.transport(connect_options, path_options)
     }
 
     /// The options for the library.
@@ -293,7 +294,7 @@ impl ChannelArgs {
             let left = until.map_or(HANDSHAKE_TIMEOUT, |until| until.saturating_duration_since(Instant::now()));
             match connect(left.min(HANDSHAKE_TIMEOUT)) {
                 // No process listens yet, or the listener has stopped or is slow.
-                Err(Error::NoListener { .. } | Error::HungUp | Error::TimedOut(_)) => {}
+                Err(Error::NoListener { .. } | Error::NoChannel { .. } | Error::HungUp | Error::TimedOut(_)) => {}
                 done => return Ok(done?),
             }
             if until.is_some_and(|until| until <= Instant::now()) {

@@ -11,13 +11,17 @@
 //! - B3. The producer takes no place from a consumer's page, only numbers.
 //! - B4. The producer never passes a cursor that gates, while it is joined.
 
+mod by_path;
 mod consumer;
 mod pages;
 mod producer;
+mod table;
 
+pub use by_path::JoinByPath;
 pub use consumer::{BroadcastConsumer, Copied};
 pub use pages::{
     BROADCAST_SIGNATURE, BROADCAST_TEXT, BroadcastPage, CURSORS_MAX, CursorPage, MAGIC_BROADCAST, MAGIC_CURSOR, Policy,
     broadcast_preamble, seq_of,
 };
 pub use producer::{BroadcastMemory, BroadcastProducer, CursorLoss, Holder, Joined, StartFrom};
+pub use table::{CursorTable, DURABLE_BYTES_MAX, MAGIC_TABLE, TABLE_SIGNATURE, TABLE_TEXT, TableSlot};

@@ -20,6 +20,12 @@
 //!            the cleared header or the records there are visible
 //! [last]     broadcast producer: store `last`     ->  consumer of the newest message: load it
 //!            the record there is visible
+//! [join]     joining consumer: store its number and its join word, fence, load `kept`
+//!            <->  broadcast producer: store `kept`, fence, load the join words
+//!            store buffering: at least one of them observes the other's store. So the consumer begins again at a later
+//!            number, or the producer counts it before it overwrites anything
+//! [join]     joining consumer: store its join word  ->  broadcast producer: load it
+//!            the consumer's policy is visible; everything that its predecessor read, it has read
 //!
 //! Under loom, `PELTON_WEAKEN=publish` weakens the edge of that name: a model must fail without it.
 
@@ -44,6 +50,7 @@ pub(crate) const CLOSE: Edge = Edge::named("close");
 pub(crate) const FENCED: Edge = Edge::named("fenced");
 pub(crate) const KEEP: Edge = Edge::named("keep");
 pub(crate) const LAST: Edge = Edge::named("last");
+pub(crate) const JOIN: Edge = Edge::named("join");
 
 #[cfg(not(loom))]
 impl Edge {
@@ -121,6 +128,8 @@ pub fn model_membarrier(yes: bool) {
 ///   sleeper could sleep for ever while a message is ready.
 /// - `own`: the sleeper's half against wakers that fence. SeqCst: the store of its word must not pass the load of
 ///   `fenced`, nor the following poll.
+/// - `joiner`, `admit`: of a consumer that joins by itself, and of the producer that may overwrite what it wants: see
+///   `[join]`.
 /// - `stop`: of a waker that stops fencing. SeqCst: the store of `fenced` must not pass the load of the sleep word.
 ///
 /// Public as [`Edge`] is: Python's queue names fences of its own.

@@ -34,7 +34,8 @@ mod sleep;
 
 pub use broadcast::{
     BROADCAST_SIGNATURE, BROADCAST_TEXT, BroadcastConsumer, BroadcastMemory, BroadcastPage, BroadcastProducer,
-    CURSORS_MAX, Copied, CursorLoss, CursorPage, Holder, Joined, MAGIC_BROADCAST, MAGIC_CURSOR, Policy, StartFrom,
+    CURSORS_MAX, Copied, CursorLoss, CursorPage, CursorTable, DURABLE_BYTES_MAX, Holder, JoinByPath, Joined,
+    MAGIC_BROADCAST, MAGIC_CURSOR, MAGIC_TABLE, Policy, StartFrom, TABLE_SIGNATURE, TABLE_TEXT, TableSlot,
     broadcast_preamble, seq_of,
 };
 pub use consumer::{Chunk, Consumer, Cursor, Record, Scan, Ticket, find_end, scan, truncate};

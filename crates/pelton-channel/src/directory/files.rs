@@ -20,6 +20,12 @@ pub(super) const RECEIVER: &str = "receiver";
 pub(super) const RECEIVER_DOORBELL_FILE: &str = "receiver.bell";
 pub(super) const RECEIVER_LIVENESS_FILE: &str = "receiver.life";
 
+/// The files of a broadcast. Its subscribers have two FIFOs each, named as those of a lane.
+pub(super) const PUBLISHER: &str = "publisher";
+pub(super) const PUBLISHER_DOORBELL_FILE: &str = "publisher.bell";
+pub(super) const PUBLISHER_LIVENESS_FILE: &str = "publisher.life";
+pub(super) const TABLE: &str = "cursors";
+
 /// The suffixes of a lane's files: lane 0 has `0.producer`, and so on.
 pub(super) const PRODUCER: &str = "producer";
 pub(super) const CONSUMER: &str = "consumer";
@@ -307,8 +313,14 @@ impl ChannelDir {
         self.make_file(&of_lane(number, PRODUCER), SEGMENT_BYTES, &bytes_of(page))?;
         let page = ConsumerPage::new(Position::START, 0, 0);
         self.make_file(&of_lane(number, CONSUMER), SEGMENT_BYTES, &bytes_of(page))?;
-        let name = of_lane(number, DATA);
-        let data = self.make_file(&name, header.capacity, &[])?;
+        self.make_data(&of_lane(number, DATA), header)?;
+        self.make_fifo(&of_lane(number, DOORBELL_FILE))?;
+        self.make_fifo(&of_lane(number, LIVENESS_FILE))
+    }
+
+    /// Creates the file of a lane's data.
+    pub(super) fn make_data(&self, name: &str, header: &Header) -> Result<()> {
+        let data = self.make_file(name, header.capacity, &[])?;
         // The part that a sender uses while its receiver keeps up. The sender allocates more before it first writes
         // there.
         let first = header.capacity.min(WINDOW);
@@ -319,10 +331,9 @@ impl ChannelDir {
             )));
         }
         let errno = |error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-        allocate(&data, 0, first).map_err(|error| self.failed("allocating", &name, first, errno(error)))?;
+        allocate(&data, 0, first).map_err(|error| self.failed("allocating", name, first, errno(error)))?;
         failpoint("make a lane: allocated");
-        self.make_fifo(&of_lane(number, DOORBELL_FILE))?;
-        self.make_fifo(&of_lane(number, LIVENESS_FILE))
+        Ok(())
     }
 
     pub(super) fn make_file(&self, name: &str, bytes: u64, contents: &[u8]) -> Result<OwnedFd> {
@@ -348,7 +359,7 @@ impl ChannelDir {
         make().map_err(|errno| self.failed("making", name, contents.len() as u64, errno))
     }
 
-    fn make_fifo(&self, name: &str) -> Result<()> {
+    pub(super) fn make_fifo(&self, name: &str) -> Result<()> {
         let make = || {
             rustix::fs::mkfifoat(&self.fd, name, Mode::from_raw_mode(0o600))?;
             failpoint("make a FIFO: made");
@@ -408,7 +419,9 @@ pub(super) enum Known {
 
 pub(super) fn known(name: &OsStr) -> Known {
     let Some(name) = name.to_str() else { return Known::Foreign };
-    if [CHANNEL, RECEIVER, RECEIVER_DOORBELL_FILE, RECEIVER_LIVENESS_FILE].contains(&name) {
+    let whole = [CHANNEL, RECEIVER, RECEIVER_DOORBELL_FILE, RECEIVER_LIVENESS_FILE];
+    let of_broadcast = [PUBLISHER, PUBLISHER_DOORBELL_FILE, PUBLISHER_LIVENESS_FILE, TABLE, DATA];
+    if whole.contains(&name) || of_broadcast.contains(&name) {
         return Known::Channel;
     }
     let Some((number, kind)) = name.split_once('.') else { return Known::Foreign };

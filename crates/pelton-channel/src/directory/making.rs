@@ -103,7 +103,11 @@ fn make_in_temporary(
         write_at(lock.as_fd(), &contents, 0)
             .map_err(|errno| dir.failed("writing", CHANNEL, contents.len() as u64, errno))?;
         failpoint("creation: channel written");
-        dir.make_receiver_and_first_lane(header)?;
+        if header.is_broadcast {
+            dir.make_broadcast(header)?;
+        } else {
+            dir.make_receiver_and_first_lane(header)?;
+        }
         rustix::fs::fchmod(&dir.fd, Mode::from_raw_mode(header.mode)).map_err(failed)?;
         failpoint("creation: mode");
         Ok(Some(lock))

@@ -1,7 +1,7 @@
 //! The contents of a channel's files: the channel's header, and the preamble of every page.
 
 use crate::error::{Error, Result};
-use crate::packet::TRACED_MESSAGES;
+use crate::packet::{BROADCAST_CHANNEL, TRACED_MESSAGES};
 use pelton_lane::{
     ChannelPage, LANES_MAX, LAYOUT_SIGNATURE, MAGIC_CHANNEL, Preamble, SEGMENT_BYTES, WIRE_VERSION, capacity_is_valid,
     fnv1a, message_bytes_limit, traced_message_bytes_limit,
@@ -27,8 +27,10 @@ pub(super) struct Header {
     pub(super) lanes_max: u32,
     pub(super) mode: u32,
     pub(super) boot_id: [u8; 16],
-    /// Whether it requires [`TRACED_MESSAGES`], the only feature that this version knows.
+    /// Whether it requires [`TRACED_MESSAGES`].
     pub(super) is_traced: bool,
+    /// Whether it is a broadcast, which has other files: it requires [`BROADCAST_CHANNEL`].
+    pub(super) is_broadcast: bool,
 }
 
 impl Header {
@@ -47,6 +49,7 @@ impl Header {
         put(offset_of!(ChannelPage, boot_id), &self.boot_id);
         put(LANES_AT, &1u32.to_le_bytes());
         let features = if self.is_traced { TRACED_MESSAGES } else { 0 };
+        let features = features | if self.is_broadcast { BROADCAST_CHANNEL } else { 0 };
         put(offset_of!(ChannelPage, features_required), &features.to_le_bytes());
         let checksum = fnv1a(&bytes[..ChannelPage::CHECKED_BYTES]);
         bytes[offset_of!(ChannelPage, checksum)..][..8].copy_from_slice(&checksum.to_le_bytes());
@@ -63,13 +66,14 @@ impl Header {
         let features = u64_at(bytes, offset_of!(ChannelPage, features_required));
         let header = Header {
             is_traced: features & TRACED_MESSAGES != 0,
+            is_broadcast: features & BROADCAST_CHANNEL != 0,
             capacity: u64_at(bytes, offset_of!(ChannelPage, capacity)),
             message_bytes_max: u64_at(bytes, offset_of!(ChannelPage, message_bytes_max)),
             lanes_max: u32_at(bytes, offset_of!(ChannelPage, lanes_max)),
             mode: u32_at(bytes, offset_of!(ChannelPage, mode)),
             boot_id: array_at(bytes, offset_of!(ChannelPage, boot_id)),
         };
-        let unknown = features & !TRACED_MESSAGES;
+        let unknown = features & !(TRACED_MESSAGES | BROADCAST_CHANNEL);
         if unknown != 0 {
             return Err(format!(
                 "{CHANNEL} requires feature {}, which this version of pelton does not have: use the version that made it, or a later one",
@@ -126,6 +130,12 @@ pub(super) fn boot_id() -> Result<[u8; 16]> {
 
 /// Checks that a page begins with this magic number, and has this version's layout.
 pub(super) fn check_preamble(bytes: &[u8], magic: u64) -> std::result::Result<(), String> {
+    check_preamble_of(bytes, Preamble::new(magic))
+}
+
+/// Checks that a page begins with this preamble.
+pub(super) fn check_preamble_of(bytes: &[u8], wanted: Preamble) -> std::result::Result<(), String> {
+    let Preamble { magic, wire_version, segment_bytes, layout_signature } = wanted;
     let found = u64_at(bytes, offset_of!(Preamble, magic));
     if found != magic {
         let text = |magic: u64| magic.to_le_bytes().escape_ascii().to_string();
@@ -133,15 +143,15 @@ pub(super) fn check_preamble(bytes: &[u8], magic: u64) -> std::result::Result<()
     }
     let found =
         (u32_at(bytes, offset_of!(Preamble, wire_version)), u64_at(bytes, offset_of!(Preamble, layout_signature)));
-    if found != (WIRE_VERSION, LAYOUT_SIGNATURE) {
+    if found != (wire_version, layout_signature) {
         return Err(format!(
-            "is of wire version {} with layout {:#018x}, wanted {WIRE_VERSION} with {LAYOUT_SIGNATURE:#018x}: read it to its end with the version of pelton that made it, then make it anew",
+            "is of wire version {} with layout {:#018x}, wanted {wire_version} with {layout_signature:#018x}: read it to its end with the version of pelton that made it, then make it anew",
             found.0, found.1
         ));
     }
     let found = u32_at(bytes, offset_of!(Preamble, segment_bytes));
-    if u64::from(found) != SEGMENT_BYTES {
-        return Err(format!("says that it has {found} bytes, wanted {SEGMENT_BYTES}: {DAMAGED}"));
+    if found != segment_bytes {
+        return Err(format!("says that it has {found} bytes, wanted {segment_bytes}: {DAMAGED}"));
     }
     Ok(())
 }

@@ -14,6 +14,13 @@ use std::sync::Arc;
 pub(crate) enum PeerRole {
     Receiver,
     SenderOf(u32),
+    /// Of a broadcast.
+    Publisher,
+    /// Of a broadcast; `number`: as the doorbells report its end.
+    Subscriber {
+        slot: u32,
+        number: u32,
+    },
 }
 
 #[derive(Debug)]
@@ -64,12 +71,17 @@ impl Transport for PathTransport {
         let found = match self.role {
             PeerRole::Receiver => self.directory.watch_receiver()?,
             PeerRole::SenderOf(lane) => self.directory.watch_sender(lane)?,
+            PeerRole::Publisher => self.directory.watch_publisher()?,
+            PeerRole::Subscriber { slot, .. } => self.directory.watch_subscriber(slot)?,
         };
         let Some(found) = found else {
             self.gone = generation;
             return Ok(Found::Passed);
         };
-        let lane = if let PeerRole::SenderOf(lane) = self.role { lane } else { 0 };
+        let lane = match self.role {
+            PeerRole::SenderOf(lane) | PeerRole::Subscriber { number: lane, .. } => lane,
+            PeerRole::Receiver | PeerRole::Publisher => 0,
+        };
         doorbells.watch_liveness(found.as_fd(), EventFlags::empty(), Event::Gone(lane))?;
         self.liveness = Some(found);
         // Another process may have taken the role meanwhile.

@@ -7,7 +7,8 @@ use crate::{
     report::Counters,
 };
 use clap::Args;
-use pelton::inspect::{self, ChannelInfo, ListenerInfo, RoleInfo};
+use pelton::Policy;
+use pelton::inspect::{self, BroadcastInfo, ChannelInfo, ListenerInfo, RoleInfo, SubscriptionInfo};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -26,6 +27,14 @@ pub fn run(args: &InfoArgs) -> Result<(), Failure> {
     // A short name has no slash. A directory without one can be written as ./DIR.
     let is_directory = args.name.starts_with("path:") || (args.name.contains('/') && !args.name.starts_with("unix:"));
     if is_directory {
+        match inspect::broadcast(directory(&args.name)) {
+            // A channel with a receiver, or none: the next call finds out.
+            Err(pelton::Error::NotAChannel { .. }) => {}
+            found => {
+                let found = found?;
+                return print(if args.json { json(&Broadcast::of(&found)) } else { text_of_broadcast(&found) });
+            }
+        }
         let found = inspect::info(directory(&args.name))?;
         return print(if args.json { json(&channel(&found)) } else { text_of(&found) });
     }
@@ -83,6 +92,95 @@ fn text_of(info: &ChannelInfo) -> String {
         );
     }
     text
+}
+
+fn text_of_broadcast(info: &BroadcastInfo) -> String {
+    let boot = if info.is_from_this_boot { "" } else { ", created before the last reboot: it can only be removed" };
+    let mut text = format!(
+        "{}: broadcast of {} bytes, messages up to {}, mode {:o}{boot}\n{}\n  messages {} to {}; {} bytes allocated\n",
+        info.path.display(),
+        info.capacity,
+        info.message_bytes_max,
+        info.mode,
+        role("publisher", &info.publisher),
+        info.oldest,
+        info.next - 1,
+        info.allocated_bytes,
+    );
+    for one in &info.subscriptions {
+        let name = one.durable.as_ref().map_or("subscriber".to_owned(), |name| format!("durable {name}"));
+        let process = if one.is_alive { format!("process {}", one.pid) } else { "no process".to_owned() };
+        text += &format!("{name}: {process}, {}, {} behind", policy(one), one.behind);
+        text += &format!("; received {} messages, missed {}\n", one.received.messages, one.missed);
+    }
+    text
+}
+
+fn policy(subscription: &SubscriptionInfo) -> &'static str {
+    match (subscription.policy, subscription.lag_after) {
+        (Policy::Gate, None) => "gate",
+        (Policy::Gate, Some(_)) => "gate until",
+        (Policy::Lag, _) => "lag",
+        (Policy::Latest, _) => "latest",
+    }
+}
+
+#[derive(Serialize)]
+struct Broadcast<'a> {
+    path: &'a PathBuf,
+    capacity: u64,
+    message_bytes_max: u64,
+    mode: String,
+    is_from_this_boot: bool,
+    publisher: Role,
+    oldest: u64,
+    next: u64,
+    allocated_bytes: u64,
+    sent: Counters,
+    subscriptions: Vec<SubscriptionReport<'a>>,
+}
+
+#[derive(Serialize)]
+struct SubscriptionReport<'a> {
+    durable: Option<&'a str>,
+    is_alive: bool,
+    pid: u32,
+    policy: &'static str,
+    lag_after_seconds: Option<f64>,
+    behind: u64,
+    received: Counters,
+    missed: u64,
+}
+
+impl Broadcast<'_> {
+    fn of(info: &BroadcastInfo) -> Broadcast<'_> {
+        let subscription = |one| -> SubscriptionReport<'_> {
+            let one: &SubscriptionInfo = one;
+            SubscriptionReport {
+                durable: one.durable.as_deref(),
+                is_alive: one.is_alive,
+                pid: one.pid,
+                policy: policy(one),
+                lag_after_seconds: one.lag_after.map(|time| time.as_secs_f64()),
+                behind: one.behind,
+                received: one.received.into(),
+                missed: one.missed,
+            }
+        };
+        Broadcast {
+            path: &info.path,
+            capacity: info.capacity,
+            message_bytes_max: info.message_bytes_max,
+            mode: format!("{:o}", info.mode),
+            is_from_this_boot: info.is_from_this_boot,
+            publisher: role_of(&info.publisher),
+            oldest: info.oldest,
+            next: info.next,
+            allocated_bytes: info.allocated_bytes,
+            sent: info.sent.into(),
+            subscriptions: info.subscriptions.iter().map(subscription).collect(),
+        }
+    }
 }
 
 #[derive(Serialize)]

@@ -1,10 +1,10 @@
-//! `pelton pub`: publishes standard input to all subscribers of a name.
+//! `pelton pub`: publishes standard input to all subscribers of a name, or of a directory.
 //!
 //! While there is input and free space, a message costs no system call beyond its share of a read. Every wait polls the
 //! publisher too, which admits subscribers within its calls.
 
 use crate::{
-    channel::{ChannelArgs, Ending, StreamError, Traffic, WaitArg},
+    channel::{ChannelArgs, Ending, StreamError, Traffic, Transport, WaitArg},
     descriptors,
     failure::Failure,
     frame::{Framing, Splitter},
@@ -48,17 +48,25 @@ pub struct PubArgs {
 
 /// Runs `pelton pub`.
 pub fn run(args: &PubArgs) -> Result<(), Failure> {
-    args.channel.check_name_for_broadcast(&[])?;
+    let transport = args.channel.broadcast_transport(&[("--hold-max", args.hold_max.is_some())], &[])?;
     let signals = Signals::install()?;
     descriptors::raise("subscribers", 3);
     let mut options: Options = args.channel.options().history(args.history);
     if let Some(time) = args.hold_max {
         options = options.hold_max(time);
     }
-    let publisher = options.cast().publish_at(&args.channel.name)?;
+    let publisher = match &transport {
+        Transport::Connect => options.cast().publish_at(&args.channel.name)?,
+        Transport::Path(directory) => {
+            let options = options.cast::<pelton::options::maker::CreatePublisher>();
+            args.channel.claim(&signals, || options.create_publisher(directory))?
+        }
+    };
     notify(notify::READY);
     let started = Instant::now();
-    let mut publishing = Publishing { args, publisher, signals: &signals, traffic: Traffic::default() };
+    let keeps_messages = transport.keeps_messages();
+    let traffic = Traffic::default();
+    let mut publishing = Publishing { args, publisher, signals: &signals, traffic, keeps_messages };
     let done = publishing.publish_all();
     let Publishing { publisher, traffic, .. } = publishing;
     let counters = publisher.counters();
@@ -83,10 +91,13 @@ struct Publishing<'a> {
     publisher: Publisher,
     signals: &'a Signals,
     traffic: Traffic,
+    /// Subscribers receive what the directory has after this command has ended.
+    keeps_messages: bool,
 }
 
 impl Publishing<'_> {
-    /// Publishes standard input to its end, and waits until every subscriber that gates has received it.
+    /// Publishes standard input to its end, and waits until every subscriber that gates has received it, unless a
+    /// directory keeps it.
     fn publish_all(&mut self) -> Result<(), StreamError> {
         let (publisher, wanted) = (&mut self.publisher, self.args.subscribers as usize);
         self.args.channel.wait_for_peer("subscriber", self.signals, |slice| {
@@ -117,7 +128,7 @@ impl Publishing<'_> {
                 read => splitter.filled(read.map_err(|error| Failure::system("standard input", error))?),
             }
         }
-        while !self.publisher.wait_released_until(Instant::now() + SLICE)? {
+        while !self.keeps_messages && !self.publisher.wait_released_until(Instant::now() + SLICE)? {
             self.signals.check()?;
         }
         Ok(())

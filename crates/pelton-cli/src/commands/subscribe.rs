@@ -1,7 +1,7 @@
 //! `pelton sub`: writes the messages of a publisher to standard output.
 
 use crate::{
-    channel::{ChannelArgs, Ending, StreamError, Traffic, WaitArg},
+    channel::{ChannelArgs, Ending, StreamError, Traffic, Transport, WaitArg},
     failure::{Failure, print_stderr},
     frame::Framing,
     notify::{self, notify},
@@ -46,6 +46,14 @@ pub struct SubArgs {
     /// Begin with the last N messages, as far as the publisher still has them
     #[arg(short = 'n', value_name = "N", conflicts_with = "from")]
     last: Option<u64>,
+    /// For path:DIR: keep the place of this subscription under a name, over restarts of this command and of the
+    /// publisher. `pelton rm DIR --durable NAME` removes it
+    ///
+    /// One process at a time uses a name. While none does, it still counts by its policy: with --gate it holds the
+    /// publisher up once the channel is full. --from and -n are for its first use. Each message is written before it
+    /// counts as received.
+    #[arg(long, value_name = "NAME", conflicts_with = "latest")]
+    durable: Option<String>,
     /// After the publisher has left, wait for the next one
     #[arg(long)]
     follow: bool,
@@ -69,13 +77,23 @@ enum From {
 /// Runs `pelton sub`.
 pub fn run(args: &SubArgs) -> Result<(), Failure> {
     let channel = &args.channel;
-    channel.check_name_for_broadcast(&[("--capacity", channel.capacity.is_some())])?;
+    if channel.capacity.is_some() {
+        let text = "--capacity does not apply to a subscriber: the publisher sets it";
+        return Err(Failure::Input(text.to_string()));
+    }
+    let transport = channel.broadcast_transport(&[], &[("--durable", args.durable.is_some())])?;
     let signals = Signals::install()?;
     // First: the publisher does not wait for a subscriber that cannot write.
     let output = Output::new()?;
     let options = args.options();
-    let subscriber = channel.connect("publisher", &signals, |limit| {
-        options.clone().cast::<pelton::options::maker::Subscribe>().handshake(limit).connect_subscriber(&channel.name)
+    let subscriber = channel.connect("publisher", &signals, |limit| match &transport {
+        Transport::Connect => {
+            let options = options.cast::<pelton::options::maker::Subscribe>();
+            options.handshake(limit).connect_subscriber(&channel.name)
+        }
+        Transport::Path(directory) => {
+            options.cast::<pelton::options::maker::OpenSubscriber>().open_subscriber(directory)
+        }
     })?;
     notify(notify::READY);
     let started = Instant::now();
@@ -120,7 +138,8 @@ impl SubArgs {
             (None, From::Oldest) => StartFrom::Oldest,
         };
         let options = self.channel.options().policy(policy).start_from(from);
-        self.lag_after.into_iter().fold(options, Options::lag_after)
+        let options = self.lag_after.into_iter().fold(options, Options::lag_after);
+        self.durable.iter().fold(options, |options, name| options.durable(name))
     }
 }
 
@@ -198,6 +217,10 @@ impl Subscription<'_> {
         let Some(message) = self.subscriber.receive_until(deadline)? else { return Ok(false) };
         self.traffic.count(&message);
         self.args.frame.write(&message, &mut self.output.buffer);
+        if self.args.durable.is_some() {
+            // Before it counts as received: otherwise nobody receives it, if this process is killed.
+            self.output.write(self.signals)?;
+        }
         Ok(true)
     }
 

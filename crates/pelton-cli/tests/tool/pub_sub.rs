@@ -116,8 +116,10 @@ fn a_lossless_tail_is_a_subscriber_that_misses_nothing() {
 fn what_does_not_fit_a_broadcast_is_refused_with_the_reason() {
     let dirs = test_dirs();
     let path = format!("path:{}", dirs.path("channel").display());
-    dirs.start(&["pub", &path]).wait().assert(3, &["broadcast in a directory"]);
-    dirs.start(&["sub", &path]).wait().assert(3, &["broadcast in a directory"]);
+    dirs.start(&["pub", &path, "--hold-max", "1"]).wait().assert(2, &["--hold-max", "leave it out"]);
+    dirs.start(&["pub", &path, "--lanes", "2"]).wait().assert(2, &["--lanes", "one publisher"]);
+    dirs.start(&["sub", &path, "--timeout", "0.01"]).wait().assert(4, &["publisher"]);
+    dirs.start(&["sub", "topic", "--durable", "audit"]).wait().assert(2, &["--durable", "path:DIR"]);
     dirs.start(&["sub", "topic", "--capacity", "64K"]).wait().assert(2, &["--capacity"]);
     dirs.start(&["sub", "topic", "--timeout", "0.05"]).wait().assert(4, &["no publisher appeared"]);
     dirs.start(&["pub", "topic", "--subscribers", "1", "--timeout", "0.05"])
@@ -171,4 +173,39 @@ fn each_subscriber_is_listed_with_how_far_it_is_behind() {
     gate.wait().assert(0, &[]);
     lag.wait().assert(0, &[]);
     assert!(broadcasts().is_empty());
+}
+
+#[test]
+fn a_durable_subscription_in_a_directory_continues_and_is_removed() {
+    let dirs = test_dirs();
+    let directory = dirs.path("broadcast").display().to_string();
+    let path = format!("path:{directory}");
+    let publish = |text: &[u8]| {
+        let mut publisher = dirs.start(&["pub", &path, "--history", "10"]);
+        publisher.write_all_and_close(text.to_vec());
+        publisher.wait().assert(0, &[]);
+    };
+    // Without a subscriber, and after its end.
+    publish(b"one\ntwo\n");
+    let first = dirs.start(&["sub", &path, "--durable", "audit", "--from", "oldest"]);
+    assert_eq!((first.line(), first.line()), ("one".to_owned(), "two".to_owned()));
+    dirs.start(&["sub", &path, "--durable", "audit"]).wait().assert(3, &["audit", &first.pid().to_string()]);
+    first.kill();
+    publish(b"three\nfour\n");
+    let info = dirs.start(&["info", &directory, "--json"]).finish();
+    info.assert(0, &[]);
+    let info = json(&info);
+    let one = &info["subscriptions"][0];
+    assert_eq!((&one["durable"], &one["is_alive"], &one["behind"]), (&"audit".into(), &false.into(), &2.into()));
+    assert_eq!(info["next"], 5);
+    let second = dirs.start(&["sub", &path, "--durable", "audit", "--count", "2"]).finish();
+    second.assert(0, &[]);
+    assert_eq!(second.stdout, b"three\nfour\n");
+    let text = dirs.start(&["info", &directory]).finish();
+    text.assert(0, &[]);
+    assert!(String::from_utf8(text.stdout).unwrap().contains("durable audit: no process, gate, 0 behind"));
+    dirs.start(&["rm", &directory, "--durable", "audit"]).wait().assert(0, &[]);
+    dirs.start(&["rm", &directory, "--durable", "audit"]).wait().assert(2, &["audit"]);
+    dirs.start(&["rm", &directory]).wait().assert(0, &[]);
+    dirs.assert_nothing_left();
 }

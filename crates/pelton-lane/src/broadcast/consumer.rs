@@ -2,6 +2,7 @@
 
 use super::pages::{BroadcastPage, CURSORS_MAX, CursorPage, NUMBER_MAX, Policy, seq_of};
 use super::producer::{BroadcastMemory, Joined};
+use super::table::CursorTable;
 use crate::consumer::{Record, record_at};
 use crate::edges::{CLOSE, LAST, PUBLISH, RELEASE, failpoint};
 use crate::error::LaneError;
@@ -11,10 +12,6 @@ use crate::sleep::{PeerState, Sleeper, Wake, Waker};
 use alloc::vec::Vec;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
-
-/// How often a consumer loads the oldest number and its place again because the producer has changed them meanwhile. A
-/// guess: twice in a row is rare. Without a bound, a hostile producer could keep it here.
-const KEPT_TRIES: u32 = 10_000;
 
 /// The most messages that a consumer passes over in a lane of this capacity when it joins: those between two waypoints.
 /// With more, a hostile producer could keep it busy.
@@ -35,23 +32,25 @@ pub enum Copied {
 /// A receiving side of a broadcast lane.
 #[derive(Debug)]
 pub struct BroadcastConsumer {
-    page: NonNull<CursorPage>,
-    producer: NonNull<BroadcastPage>,
-    data: Data,
-    policy: Policy,
-    slot: u32,
-    join: u64,
+    pub(super) page: NonNull<CursorPage>,
+    pub(super) producer: NonNull<BroadcastPage>,
+    pub(super) data: Data,
+    pub(super) policy: Policy,
+    pub(super) slot: u32,
+    pub(super) join: u64,
     /// The place of the next message, unless the policy is *latest*, and its number.
-    cursor: u64,
-    seq: u32,
-    number: u64,
-    bytes_max: u64,
+    pub(super) cursor: u64,
+    pub(super) seq: u32,
+    pub(super) number: u64,
+    pub(super) bytes_max: u64,
     /// Messages that it passes over, because it joined in the middle of them.
-    skip: u64,
-    waker: Waker,
-    messages: u64,
-    bytes: u64,
-    missed: u64,
+    pub(super) skip: u64,
+    pub(super) waker: Waker,
+    pub(super) messages: u64,
+    pub(super) bytes: u64,
+    pub(super) missed: u64,
+    /// By path: the table that its page is in.
+    pub(super) table: Option<NonNull<CursorTable>>,
 }
 
 // SAFETY: the pointers are to shared memory that outlives this (the caller of `attach` guarantees it). They are not
@@ -78,17 +77,37 @@ impl BroadcastConsumer {
         message_bytes_max: u64,
         can_barrier: bool,
     ) -> Result<BroadcastConsumer, LaneError> {
+        let wanted = skip_max(memory.data.capacity());
+        if joined.skip > wanted {
+            return Err(LaneError::Corrupt { what: "messages to pass over", found: joined.skip, wanted });
+        }
+        // SAFETY: as the caller guarantees.
+        let consumer = unsafe { BroadcastConsumer::at(memory, page, policy, joined, message_bytes_max, can_barrier)? };
+        failpoint("broadcast consumer attaches: before");
+        consumer.page().number.store(consumer.number, RELEASE.store());
+        failpoint("broadcast consumer attaches: number");
+        Ok(consumer)
+    }
+
+    /// The consumer where it has joined.
+    ///
+    /// # Safety
+    /// As for [`BroadcastConsumer::attach`].
+    pub(super) unsafe fn at(
+        memory: BroadcastMemory,
+        page: NonNull<CursorPage>,
+        policy: Policy,
+        joined: Joined,
+        message_bytes_max: u64,
+        can_barrier: bool,
+    ) -> Result<BroadcastConsumer, LaneError> {
         let Joined { slot, join, number, place, skip } = joined;
         place.check("place of the first message", memory.data.capacity())?;
         let is_number = number > 0 && number <= NUMBER_MAX && place.seq == seq_of(number);
         if slot as usize >= CURSORS_MAX || !is_number {
             return Err(LaneError::Corrupt { what: "slot or number", found: slot.into(), wanted: place.seq.into() });
         }
-        let wanted = skip_max(memory.data.capacity());
-        if skip > wanted {
-            return Err(LaneError::Corrupt { what: "messages to pass over", found: skip, wanted });
-        }
-        let consumer = BroadcastConsumer {
+        Ok(BroadcastConsumer {
             page,
             producer: memory.producer,
             data: memory.data,
@@ -111,11 +130,8 @@ impl BroadcastConsumer {
             messages: 0,
             bytes: 0,
             missed: 0,
-        };
-        failpoint("broadcast consumer attaches: before");
-        consumer.page().number.store(number, RELEASE.store());
-        failpoint("broadcast consumer attaches: number");
-        Ok(consumer)
+            table: None,
+        })
     }
 
     /// The sleeper of this consumer, one at a time. `can_barrier` as for [`crate::Sleeper::of_receiver`].
@@ -128,13 +144,13 @@ impl BroadcastConsumer {
     }
 
     #[inline(always)]
-    fn page(&self) -> &CursorPage {
+    pub(super) fn page(&self) -> &CursorPage {
         // SAFETY: `attach`'s caller guarantees that the page is mapped.
         unsafe { self.page.as_ref() }
     }
 
     #[inline(always)]
-    fn producer(&self) -> &BroadcastPage {
+    pub(super) fn producer(&self) -> &BroadcastPage {
         // SAFETY: `attach`'s caller guarantees that the page is mapped.
         unsafe { self.producer.as_ref() }
     }
@@ -291,14 +307,8 @@ impl BroadcastConsumer {
 
     /// The oldest message that the lane still has, and its place: also of a producer that has stopped, or died, while
     /// it stored them.
-    fn kept_and_place(&self) -> Result<(u64, Position), LaneError> {
-        for _ in 0..KEPT_TRIES {
-            if let Some(found) = self.producer().kept_and_place(self.data.capacity())? {
-                return Ok(found);
-            }
-        }
-        let kept = self.producer().kept();
-        Err(LaneError::Corrupt { what: "kept, which changes at each load", found: kept, wanted: self.number })
+    pub(super) fn kept_and_place(&self) -> Result<(u64, Position), LaneError> {
+        self.producer().oldest(self.data.capacity())
     }
 
     fn copy_latest(&mut self, buffer: &mut Vec<u8>) -> Result<Option<Copied>, LaneError> {
@@ -395,6 +405,12 @@ impl BroadcastConsumer {
         self.producer().producer.is_closed()
     }
 
+    /// The generation and the process of the last producer of a lane by path.
+    pub fn publisher(&self) -> (u64, u32) {
+        let page = &self.producer().producer;
+        (page.generation(), page.pid())
+    }
+
     /// Counts a receive that found no message and will wait.
     pub fn count_wait(&self) {
         let page = self.page();
@@ -480,5 +496,9 @@ impl BroadcastConsumer {
         failpoint("broadcast consumer closes: before");
         self.page().state.store(State::Closed as u32, CLOSE.store()); // [close]
         failpoint("broadcast consumer closes: state");
+        if let Some(table) = self.table {
+            // SAFETY: `join_by_path`'s caller keeps the table mapped.
+            unsafe { table.as_ref() }.detach(self.slot);
+        }
     }
 }

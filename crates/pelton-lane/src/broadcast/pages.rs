@@ -16,6 +16,10 @@ pub const CURSORS_MAX: usize = if cfg!(loom) { 2 } else { 64 };
 /// The largest message number: at 50 million messages a second, a lane takes thousands of years to get there.
 pub(super) const NUMBER_MAX: u64 = 1 << 62;
 
+/// How often a consumer loads the oldest number and its place again because the producer has changed them meanwhile. A
+/// guess: twice in a row is rare. Without a bound, a hostile producer could keep it here.
+pub(super) const KEPT_TRIES: u32 = 10_000;
+
 /// The layout of a broadcast lane in one line, beside that of a plain lane, whose records it has. The pages contain its
 /// hash.
 pub const BROADCAST_TEXT: &str = "plain=3704e993d4074093;\
@@ -63,6 +67,9 @@ pub struct BroadcastPage {
     _zero1: [u8; 120],
 }
 
+/// Loom's threads have small stacks.
+const PADDING: usize = if cfg!(loom) { 32 } else { 3808 };
+
 /// The segment of a broadcast lane's consumer. Only that consumer writes it; the producer maps it read-only.
 ///
 /// | offset | type | field | meaning |
@@ -102,7 +109,7 @@ pub struct CursorPage {
     pub(super) fenced: AtomicU32,
     _zero4: [u8; 4],
     pub(super) last_ring: RingNote,
-    _zero5: [u8; 3808],
+    _zero5: [u8; PADDING],
     pub(super) sleep: [SleepLine; CURSORS_MAX],
 }
 
@@ -220,14 +227,7 @@ impl BroadcastPage {
 
     /// Stores `kept`, before the caller writes over anything below it.
     pub(super) fn keep(&self, number: u64, place: Position) {
-        failpoint("keep: before");
-        // Both with release: a consumer that loads the same number before and after the place has the place of that
-        // number, and sees the records before it. [keep]
-        self.kept_place.store(place.pack(), KEEP.store());
-        failpoint("keep: place");
-        self.kept.store(number, KEEP.store());
-        failpoint("keep: number");
-        fence_before_overwriting(); // [keep]
+        store_bound(&self.kept, &self.kept_place, number, place, ["keep: before", "keep: place", "keep: number"]);
     }
 
     /// `kept`, after the loads that it guards.
@@ -243,20 +243,31 @@ impl BroadcastPage {
     /// # Errors
     /// [`LaneError::Corrupt`] if the place lies outside data of this `capacity`, or the number is too large.
     pub(super) fn kept_and_place(&self, capacity: u64) -> Result<Option<(u64, Position)>, LaneError> {
-        let kept = self.kept.load(KEEP.load()); // [keep]
-        let place = Position::unpack(self.kept_place.load(KEEP.load())); // [keep]
-        // The producer stores a place before its number, so the place is this number's or the next one's to be stored,
-        // and valid in both cases: the producer writes nothing at or after `kept`.
-        if self.kept.load(Relaxed) != kept {
-            return Ok(None);
+        load_bound("kept", &self.kept, &self.kept_place, capacity)
+    }
+
+    /// As [`BroadcastPage::kept_and_place`], as often as it takes.
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`].
+    pub(super) fn oldest(&self, capacity: u64) -> Result<(u64, Position), LaneError> {
+        for _ in 0..KEPT_TRIES {
+            if let Some(found) = self.kept_and_place(capacity)? {
+                return Ok(found);
+            }
         }
-        place.check("place of the oldest message", capacity)?;
-        let ahead = place.since(Position { offset: 0, seq: seq_of(kept) });
-        // A lane has no more messages than that.
-        if kept == 0 || kept > NUMBER_MAX || ahead > capacity / 8 {
-            return Err(LaneError::Corrupt { what: "kept", found: kept, wanted: place.seq.into() });
-        }
-        Ok(Some((kept + ahead, place)))
+        Err(LaneError::Corrupt { what: "kept, which changes at each load", found: self.kept(), wanted: 0 })
+    }
+
+    /// The number of the oldest message that the producer has not given up, and that of the next one: approximate while
+    /// the producer runs. For inspection.
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`].
+    pub fn numbers(&self, capacity: u64) -> Result<(u64, u64), LaneError> {
+        let (kept, place) = self.oldest(capacity)?;
+        let ahead = self.producer.tail_and_floor().0.since(place);
+        Ok((kept, kept + if ahead <= capacity / 8 { ahead } else { 0 }))
     }
 
     /// The number of the oldest message that the producer has not given up, unchecked.
@@ -265,7 +276,66 @@ impl BroadcastPage {
     }
 }
 
+/// Stores a number that only grows with its place, before the caller writes over anything below it.
+pub(super) fn store_bound(
+    number_word: &AtomicU64,
+    place_word: &AtomicU64,
+    number: u64,
+    place: Position,
+    failpoints: [&'static str; 3],
+) {
+    failpoint(failpoints[0]);
+    // Both with release: a consumer that loads the same number before and after the place has the place of that
+    // number, and sees the records before it. [keep]
+    place_word.store(place.pack(), KEEP.store());
+    failpoint(failpoints[1]);
+    number_word.store(number, KEEP.store());
+    failpoint(failpoints[2]);
+    fence_before_overwriting(); // [keep]
+}
+
+/// Such a number with its place, or the next one, which the producer is about to store. `None`: it has changed
+/// meanwhile.
+///
+/// # Errors
+/// [`LaneError::Corrupt`] if the place lies outside data of this `capacity`, or the number is too large.
+pub(super) fn load_bound(
+    what: &'static str,
+    number_word: &AtomicU64,
+    place_word: &AtomicU64,
+    capacity: u64,
+) -> Result<Option<(u64, Position)>, LaneError> {
+    let number = number_word.load(KEEP.load()); // [keep]
+    let place = Position::unpack(place_word.load(KEEP.load())); // [keep]
+    // The producer stores a place before its number, so the place is this number's or the next one's to be stored,
+    // and valid in both cases: the producer writes nothing at or after this number.
+    if number_word.load(Relaxed) != number {
+        return Ok(None);
+    }
+    place.check("place of the oldest message", capacity)?;
+    let ahead = place.since(Position { offset: 0, seq: seq_of(number) });
+    // A lane has no more messages than that.
+    if number == 0 || number > NUMBER_MAX || ahead > capacity / 8 {
+        return Err(LaneError::Corrupt { what, found: number, wanted: place.seq.into() });
+    }
+    Ok(Some((number + ahead, place)))
+}
+
 impl CursorPage {
+    /// Makes a page that the producer does not count ready for its next consumer.
+    pub(super) fn begin(&self, policy: Policy, pid: u32) {
+        let (policy, slack, lag_after_ns) = policy.words();
+        // Relaxed: the consumer's join word publishes them. [join]
+        self.policy.store(policy, Relaxed);
+        self.slack.store(slack, Relaxed);
+        self.lag_after_ns.store(lag_after_ns, Relaxed);
+        for counter in [&self.messages, &self.bytes, &self.waits, &self.sleeps, &self.wakes_sent, &self.missed] {
+            counter.store(0, Relaxed);
+        }
+        self.pid.store(pid, Relaxed);
+        self.state.store(State::Open as u32, Relaxed);
+    }
+
     /// A new page, not yet shared.
     pub fn new(policy: Policy, pid: u32) -> CursorPage {
         let (policy, slack, lag_after_ns) = policy.words();
@@ -290,7 +360,7 @@ impl CursorPage {
             fenced: AtomicU32::new(0),
             _zero4: [0; 4],
             last_ring: RingNote::new(),
-            _zero5: [0; 3808],
+            _zero5: [0; PADDING],
             sleep: core::array::from_fn(|_| SleepLine { word: AtomicU64::new(0), _zero: [0; 56] }),
         }
     }

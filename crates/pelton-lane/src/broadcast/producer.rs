@@ -1,6 +1,7 @@
 //! The producer's side of a broadcast lane: which messages it keeps, for whom, and whom it rings.
 
 use super::pages::{BroadcastPage, CURSORS_MAX, CursorPage, Policy, seq_of};
+use super::table::ByPath;
 use crate::edges::{AtomicU64, FENCED, LAST, failpoint, full_fence, light_barrier};
 use crate::error::LaneError;
 use crate::layout::{ConsumerPage, Position, ProducerPage, ReceiverPage, WINDOW};
@@ -16,6 +17,11 @@ use core::sync::atomic::Ordering::Relaxed;
 /// Waypoints are at least this many bytes apart, or a 256th of the capacity if that is less. So the producer gives up
 /// at most this much too little, and a full lane of 64 MiB has 4,096 of them.
 const WAYPOINT_BYTES: u64 = 16 * 1024;
+
+/// The distance of waypoints in a lane of this capacity.
+pub(super) fn waypoint_bytes(capacity: u64) -> u64 {
+    WAYPOINT_BYTES.min(capacity / 256)
+}
 
 /// How often the producer arms again because another consumer has become the slowest meanwhile. A guess: once is rare.
 /// Without a bound, consumers that overtake each other could keep it here.
@@ -78,19 +84,21 @@ pub enum CursorLoss {
 
 /// A joined consumer.
 #[derive(Debug)]
-struct Slot {
-    slot: u32,
-    join: u64,
-    page: NonNull<CursorPage>,
-    policy: Policy,
+pub(super) struct Slot {
+    pub(super) slot: u32,
+    pub(super) join: u64,
+    pub(super) page: NonNull<CursorPage>,
+    pub(super) policy: Policy,
+    /// Where it joined, or, by path, may join.
+    pub(super) joined: u64,
     /// Its cursor as last loaded and checked.
-    seen: u64,
+    pub(super) seen: u64,
     /// It has held the producer up for too long when this was the next message, and lags until it has got there and
     /// has caught up; 0: it does not lag.
-    lags_to: u64,
+    pub(super) lags_to: u64,
     /// The epoch in which it was rung.
-    rung_epoch: u64,
-    lost: Option<CursorLoss>,
+    pub(super) rung_epoch: u64,
+    pub(super) lost: Option<CursorLoss>,
 }
 
 impl Slot {
@@ -99,7 +107,7 @@ impl Slot {
         unsafe { self.page.as_ref() }
     }
 
-    fn gates(&self) -> bool {
+    pub(super) fn gates(&self) -> bool {
         self.lost.is_none()
             && match self.policy {
                 Policy::Gate => true,
@@ -111,49 +119,69 @@ impl Slot {
 
 /// Where a message is, or will be: known to this side alone.
 #[derive(Clone, Copy, Debug)]
-struct Waypoint {
-    number: u64,
-    place: Position,
+pub(super) struct Waypoint {
+    pub(super) number: u64,
+    pub(super) place: Position,
     /// Committed bytes before it.
-    sent_bytes: u64,
+    pub(super) sent_bytes: u64,
 }
 
 /// The words that the plain producer takes for its peer's: nothing but this broadcast producer writes them, and nothing
 /// ever sleeps there.
 #[derive(Debug)]
-struct OwnPages {
+pub(super) struct OwnPages {
     consumer: ConsumerPage,
     receiver: ReceiverPage,
+    /// 0: see [`BroadcastProducer::changes`].
+    pub(super) zero: AtomicU64,
+}
+
+/// Where a producer begins: the positions of a lane that is new, or that a predecessor has left.
+#[derive(Debug)]
+pub(super) struct Start {
+    pub(super) number: u64,
+    pub(super) tail: Position,
+    pub(super) held: u64,
+    pub(super) head: Position,
+    pub(super) floor: u64,
 }
 
 /// The sending side of a broadcast lane.
 #[derive(Debug)]
 pub struct BroadcastProducer {
-    inner: Producer,
-    page: NonNull<BroadcastPage>,
-    own: NonNull<OwnPages>,
+    pub(super) inner: Producer,
+    pub(super) page: NonNull<BroadcastPage>,
+    pub(super) own: NonNull<OwnPages>,
     /// Of the next message.
-    number: u64,
+    pub(super) number: u64,
     /// The place of the message before it, as a word; 0 before the first.
-    newest: u64,
+    pub(super) newest: u64,
     /// The sleep words of the consumers, in the order of `slots`.
-    sleep_words: Vec<NonNull<AtomicU64>>,
-    slots: Vec<Slot>,
+    pub(super) sleep_words: Vec<NonNull<AtomicU64>>,
+    pub(super) slots: Vec<Slot>,
     /// Consumers that have joined so far.
-    joins: u64,
+    pub(super) joins: u64,
     /// A full fence follows each publication: this process is not registered for `membarrier`, or a consumer asks for
     /// it. For good, because a consumer may rely on it.
-    fences: bool,
+    pub(super) fences: bool,
     /// Consumers that may be passed while they read.
-    racing: u32,
+    pub(super) racing: u32,
     /// Consumers with the policy *latest*.
-    latest: u32,
+    pub(super) latest: u32,
     /// The last so many messages are kept for later consumers, as long as that costs nobody space.
-    history: u64,
-    kept: u64,
-    /// In the order of their numbers. The first is at `kept`.
-    waypoints: VecDeque<Waypoint>,
-    waypoint_bytes: u64,
+    pub(super) history: u64,
+    pub(super) kept: u64,
+    /// The producer overwrites nothing from this number on; at most `kept`. By path, a consumer may have joined before
+    /// `kept` while the producer moved it. Otherwise it is `kept`.
+    pub(super) held: u64,
+    /// In the order of their numbers. The first is at `held`.
+    pub(super) waypoints: VecDeque<Waypoint>,
+    pub(super) waypoint_bytes: u64,
+    /// By path: consumers that join by themselves.
+    pub(super) by_path: Option<ByPath>,
+    /// How often consumers have joined or left by themselves; a word of `own` if they cannot. [join]
+    pub(super) changes: NonNull<AtomicU64>,
+    pub(super) changes_seen: u64,
 }
 
 // SAFETY: the pointers are to shared memory that outlives this (the callers of `attach` and `join` guarantee it), and
@@ -176,25 +204,48 @@ impl BroadcastProducer {
     /// limit are valid and equal to `memory`'s. The data is zero.
     pub unsafe fn attach(memory: BroadcastMemory, number: u64, can_barrier: bool) -> BroadcastProducer {
         assert!(number > 0);
-        let capacity = memory.data.capacity();
-        let start = Position { offset: 0, seq: seq_of(number) };
-        let own = OwnPages { consumer: ConsumerPage::new(start, 1, 0), receiver: ReceiverPage::new() };
+        let tail = Position { offset: 0, seq: seq_of(number) };
+        let start = Start { number, tail, held: number, head: tail, floor: 0 };
+        // SAFETY: as the caller guarantees.
+        let mut producer =
+            unsafe { BroadcastProducer::at(memory, &start, can_barrier) }.expect("the start lies inside the data");
+        producer.waypoints.push_back(Waypoint { number, place: tail, sent_bytes: producer.inner.sent_bytes() });
+        producer.page().keep(number, tail);
+        producer
+    }
+
+    /// The producer at `start`, without waypoints: the caller adds one at `held`.
+    ///
+    /// # Safety
+    /// As for [`BroadcastProducer::attach`], but for the data: it has records from the start's head to its tail.
+    pub(super) unsafe fn at(
+        memory: BroadcastMemory,
+        start: &Start,
+        can_barrier: bool,
+    ) -> Result<BroadcastProducer, LaneError> {
+        let consumer = ConsumerPage::new(start.head, 1, 0);
+        let own = OwnPages { consumer, receiver: ReceiverPage::new(), zero: AtomicU64::new(0) };
         let own = NonNull::from(Box::leak(Box::new(own)));
-        // SAFETY: all three are fields of pages that stay mapped, as the caller and `own` guarantee.
-        let inner = unsafe {
+        // SAFETY: all four are fields of pages that stay mapped, as the caller and `own` guarantee.
+        let (inner, changes) = unsafe {
             let plain = Memory {
                 producer: field(memory.producer, |p| &raw mut (*p).producer),
                 consumer: field(own, |p| &raw mut (*p).consumer),
                 receiver: field(own, |p| &raw mut (*p).receiver),
                 data: memory.data,
             };
-            Producer::attach(plain, start, start, 0, can_barrier)
+            let inner = Producer::attach(plain, start.tail, start.head, start.floor, can_barrier);
+            (inner, field(own, |p| &raw mut (*p).zero))
         };
-        let mut producer = BroadcastProducer {
-            inner: inner.expect("the start lies inside the data"),
+        let inner = inner.inspect_err(|_| {
+            // SAFETY: made from a box above, and nothing uses it.
+            drop(unsafe { Box::from_raw(own.as_ptr()) });
+        })?;
+        Ok(BroadcastProducer {
+            inner,
             page: memory.producer,
             own,
-            number,
+            number: start.number,
             newest: 0,
             sleep_words: Vec::new(),
             slots: Vec::new(),
@@ -203,17 +254,18 @@ impl BroadcastProducer {
             racing: 0,
             latest: 0,
             history: 0,
-            kept: number,
+            kept: start.number.min(start.held),
+            held: start.held,
             waypoints: VecDeque::new(),
-            waypoint_bytes: WAYPOINT_BYTES.min(capacity / 256),
-        };
-        producer.waypoints.push_back(Waypoint { number, place: start, sent_bytes: producer.inner.sent_bytes() });
-        producer.page().keep(number, start);
-        producer
+            waypoint_bytes: waypoint_bytes(memory.data.capacity()),
+            by_path: None,
+            changes,
+            changes_seen: 0,
+        })
     }
 
     #[inline(always)]
-    fn page(&self) -> &BroadcastPage {
+    pub(super) fn page(&self) -> &BroadcastPage {
         // SAFETY: `attach`'s caller guarantees that the page is mapped.
         unsafe { self.page.as_ref() }
     }
@@ -231,7 +283,11 @@ impl BroadcastProducer {
     ///
     /// # Safety
     /// `page` stays mapped until [`BroadcastProducer::remove`] of this join, or as long as this lives.
+    ///
+    /// # Panics
+    /// If consumers join by themselves: [`BroadcastProducer::take_over`].
     pub unsafe fn join(&mut self, page: NonNull<CursorPage>, policy: Policy, from: StartFrom) -> Option<Joined> {
+        assert!(self.by_path.is_none(), "consumers join this lane by themselves");
         let policy = policy.within(self.inner.capacity());
         let taken = |slot| self.slots.iter().any(|other| other.slot == slot);
         let slot = (0..CURSORS_MAX as u32).find(|slot| !taken(*slot))?;
@@ -247,17 +303,34 @@ impl BroadcastProducer {
                 (waypoint.number, waypoint.place, first - waypoint.number)
             }
         };
-        self.racing += u32::from(!policy.reads_in_place());
+        // SAFETY: the caller guarantees that the page is mapped; the slot is below CURSORS_MAX.
+        unsafe { self.count(slot, join, page, policy, number) };
         if policy == Policy::Latest {
-            self.latest += 1;
             // A consumer that does not join from now finds the newest message, if the lane still has it. Otherwise it
             // must not find an older one, whose seq may have come round.
             self.store_last(if self.kept < self.number { self.newest } else { 0 });
         }
-        self.slots.push(Slot { slot, join, page, policy, seen: number, lags_to: 0, rung_epoch: 0, lost: None });
-        // SAFETY: the caller guarantees that the page is mapped; the slot is below CURSORS_MAX.
-        self.sleep_words.push(unsafe { field(page, |p| &raw mut (*p).sleep[slot as usize].word) });
         Some(Joined { slot, join, number, place, skip })
+    }
+
+    /// Counts a consumer from now on.
+    ///
+    /// # Safety
+    /// As for [`BroadcastProducer::join`]; the slot is below CURSORS_MAX.
+    pub(super) unsafe fn count(
+        &mut self,
+        slot: u32,
+        join: u64,
+        page: NonNull<CursorPage>,
+        policy: Policy,
+        joined: u64,
+    ) {
+        self.racing += u32::from(!policy.reads_in_place());
+        self.latest += u32::from(policy == Policy::Latest);
+        let seen = joined;
+        self.slots.push(Slot { slot, join, page, policy, joined, seen, lags_to: 0, rung_epoch: 0, lost: None });
+        // SAFETY: the caller guarantees that the page is mapped, and the slot.
+        self.sleep_words.push(unsafe { field(page, |p| &raw mut (*p).sleep[slot as usize].word) });
     }
 
     /// Removes a consumer that has closed, is corrupt or is proved to be dead: from now on the producer does not wait
@@ -274,6 +347,7 @@ impl BroadcastProducer {
 
     /// A consumer that the producer no longer counts, and why. The caller then calls [`BroadcastProducer::remove`].
     pub fn lost(&mut self) -> Option<(u64, CursorLoss)> {
+        self.discover();
         for slot in &mut self.slots {
             if slot.lost.is_none() && slot.page().is_closed() {
                 slot.lost = Some(CursorLoss::Closed);
@@ -367,8 +441,13 @@ impl BroadcastProducer {
     }
 
     /// The newest waypoint not after `number`, which is not below `kept`.
-    fn waypoint_before(&self, number: u64) -> Waypoint {
-        let after = self.waypoints.partition_point(|waypoint| waypoint.number <= number);
+    pub(super) fn waypoint_before(&self, number: u64) -> Waypoint {
+        // Mostly the first or the second: the slowest consumer is near it, and the search would load cold memory.
+        let near = self.waypoints.iter().take(4).take_while(|waypoint| waypoint.number <= number).count();
+        let after = match near {
+            4 => self.waypoints.partition_point(|waypoint| waypoint.number <= number),
+            near => near,
+        };
         self.waypoints[after - 1]
     }
 
@@ -403,7 +482,8 @@ impl BroadcastProducer {
         self.keep(oldest);
     }
 
-    fn load_cursors(&mut self) {
+    pub(super) fn load_cursors(&mut self) {
+        self.discover();
         let end = self.number;
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
@@ -415,8 +495,15 @@ impl BroadcastProducer {
                 continue;
             }
             let number = slot.page().number(); // [release]
-            // 0: it has not attached yet, and stands where it joined.
-            if number != 0 && !(slot.seen..=end).contains(&number) {
+            // 0: it has not attached yet, and stands where it joined. By path, one that joins by itself stores numbers
+            // until none is below `kept`.
+            let is_joining = number == 0 || self.by_path.is_some() && slot.seen == slot.joined && number < slot.joined;
+            if !is_joining && !(slot.seen..=end).contains(&number) {
+                if self.by_path.as_ref().is_some_and(|by_path| by_path.has_changed(slot.slot)) {
+                    // The number is its successor's.
+                    slot.lost = Some(CursorLoss::Closed);
+                    continue;
+                }
                 let problem = LaneError::Corrupt { what: "number of a cursor", found: number, wanted: end };
                 slot.lost = Some(CursorLoss::Corrupt(problem));
                 continue;
@@ -437,15 +524,22 @@ impl BroadcastProducer {
         if oldest == self.number && self.waypoints.back().is_none_or(|newest| newest.number < oldest) {
             self.waypoints.push_back(Waypoint { number: oldest, place: self.inner.tail(), sent_bytes });
         }
-        while self.waypoints.get(1).is_some_and(|second| second.number <= oldest) {
-            self.waypoints.pop_front();
+        let Waypoint { number, place, .. } = self.waypoint_before(oldest.max(self.kept));
+        if number > self.kept {
+            self.page().keep(number, place); // [keep]
+            self.kept = number;
         }
-        let Waypoint { number, place, .. } = self.waypoints[0];
-        if number == self.kept {
+        let Waypoint { number, place, .. } = match self.by_path {
+            None => self.waypoint_before(self.kept),
+            Some(_) => self.hold(),
+        };
+        if number == self.held {
             return;
         }
-        self.page().keep(number, place); // [keep]
-        self.kept = number;
+        self.held = number;
+        while self.waypoints[0].number < number {
+            self.waypoints.pop_front();
+        }
         // SAFETY: `own` lives as long as this, and nothing else writes it.
         let head = unsafe { &self.own.as_ref().consumer.head };
         // Relaxed: only this thread uses it.
@@ -492,12 +586,16 @@ impl BroadcastProducer {
             light_barrier(); // [sleep]
         }
         // Relaxed: the barrier orders them.
-        // SAFETY: `join`'s caller keeps the pages mapped until `remove`.
-        let flags = self.sleep_words.iter().fold(0, |flags, word| flags | unsafe { word.as_ref() }.load(Relaxed));
-        if flags & FLAGS == 0 || self.fences && flags & (ARMED | CLOSED) == 0 { 0 } else { self.find_sleepers() }
+        // SAFETY: `join`'s caller keeps the pages mapped until `remove`, and that of `take_over` the table.
+        let (flags, changes) = unsafe {
+            let flags = self.sleep_words.iter().fold(0, |flags, word| flags | word.as_ref().load(Relaxed));
+            (flags, self.changes.as_ref().load(Relaxed))
+        };
+        let is_quiet = flags & FLAGS == 0 || self.fences && flags & (ARMED | CLOSED) == 0;
+        if is_quiet && changes == self.changes_seen { 0 } else { self.find_sleepers() }
     }
 
-    fn store_last(&self, place: u64) {
+    pub(super) fn store_last(&self, place: u64) {
         // With release: a consumer that loads it finds the header. [last]
         self.page().last.store(place, LAST.store());
         failpoint("broadcast: last");
@@ -506,6 +604,8 @@ impl BroadcastProducer {
     #[cold]
     #[inline(never)]
     fn find_sleepers(&mut self) -> u64 {
+        // A consumer that joined by itself may sleep. [join], [sleep]
+        self.discover();
         // SAFETY: `join`'s caller keeps the pages mapped until `remove`.
         let load = |word: &NonNull<AtomicU64>| unsafe { word.as_ref() }.load(Relaxed);
         if !self.fences && self.sleep_words.iter().any(|word| load(word) & UNBARRIERED != 0) {
@@ -699,6 +799,11 @@ impl BroadcastProducer {
     /// Sets how many bytes of the data have memory behind them: see [`Producer::set_backed`].
     pub fn set_backed(&mut self, bytes: u64) {
         self.inner.set_backed(bytes);
+    }
+
+    /// Bytes of the data with memory behind them: see [`Producer::set_backed`].
+    pub fn backed(&self) -> u64 {
+        self.inner.backed()
     }
 
     /// Closes the producer for good. The caller must ring all consumers afterwards.

@@ -4,6 +4,7 @@
 #![cfg(not(loom))]
 
 mod broadcast;
+mod broadcast_path;
 mod broadcast_threads;
 mod chunks;
 mod fixture;

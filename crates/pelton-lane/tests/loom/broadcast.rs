@@ -400,3 +400,108 @@ fn own_a_consumer_that_omits_its_barrier_is_rung() {
         sender.join().unwrap();
     });
 }
+
+/// A lane by path, with its table.
+struct PathLane {
+    lane: Arc<Lane>,
+    table: NonNull<CursorTable>,
+}
+
+// SAFETY: loom checks each access to its atomics and cells.
+unsafe impl Send for PathLane {}
+// SAFETY: loom checks each access to its atomics and cells.
+unsafe impl Sync for PathLane {}
+
+impl PathLane {
+    fn new() -> Arc<PathLane> {
+        let table = NonNull::from(Box::leak(Box::new(CursorTable::new())));
+        Arc::new(PathLane { lane: Lane::new([Policy::Gate; 2]), table })
+    }
+
+    fn producer(&self) -> BroadcastProducer {
+        // SAFETY: the pages outlive the sides, and the lane has one producer at a time.
+        unsafe { BroadcastProducer::take_over(self.lane.memory, self.table, 1, true) }.unwrap()
+    }
+
+    fn join(&self, policy: Policy) -> BroadcastConsumer {
+        let joining = JoinByPath { slot: 0, policy, from: StartFrom::Oldest, continues: false, pid: 2 };
+        // SAFETY: the pages outlive the sides, and the slot has one consumer.
+        let joined = unsafe {
+            let bytes_max = message_bytes_limit(CAPACITY);
+            BroadcastConsumer::join_by_path(self.lane.memory, self.table, joining, bytes_max, true)
+        };
+        joined.unwrap()
+    }
+}
+
+impl Drop for PathLane {
+    fn drop(&mut self) {
+        // SAFETY: `new` made it from a box; only this frees it, once.
+        drop(unsafe { Box::from_raw(self.table.as_ptr()) });
+    }
+}
+
+/// [join]: nothing is overwritten that a consumer which joins by itself begins with.
+#[test]
+fn joiner_admit_a_consumer_that_joins_by_itself_is_not_overwritten() {
+    model(2, || {
+        let lane = PathLane::new();
+        let mut producer = lane.producer();
+        for n in 1..=3u8 {
+            assert_eq!(publish(&mut producer, &[n; 24]), Some(0));
+        }
+        // The fourth message needs the space of the first ones. If the consumer has joined, it is not sent.
+        let sender = thread::spawn(move || {
+            let _ = publish(&mut producer, &[4; 24]);
+            producer
+        });
+        let mut consumer = lane.join(Policy::Gate);
+        let first = consumer.number();
+        assert!((1..=4).contains(&first));
+        // Loom finds a race of this read with the copy of the producer.
+        if first < 4 {
+            let _ = receive(&mut consumer, &[first as u8; 24]).expect("a message is there");
+        }
+        sender.join().unwrap();
+    });
+}
+
+/// [join]: the producer that finds a consumer which has joined by itself finds its policy.
+#[test]
+fn join_the_policy_of_a_consumer_that_joins_by_itself_is_visible() {
+    model(2, || {
+        let lane = PathLane::new();
+        let mut producer = lane.producer();
+        let sender = thread::spawn(move || {
+            let _ = producer.lost();
+            let policies: Vec<_> = producer.joined().map(|(_, join, _)| producer.policy_of(join)).collect();
+            assert!(policies.iter().all(|policy| *policy == Some(LAG)), "{policies:?}");
+        });
+        let _consumer = lane.join(LAG);
+        sender.join().unwrap();
+    });
+}
+
+/// A successor of a producer that has died at any point continues at the end, and overwrites nothing that is wanted.
+#[test]
+fn publish_a_successor_finds_the_number_and_a_consumer_that_joined_before() {
+    model(2, || {
+        let lane = PathLane::new();
+        let mut producer = lane.producer();
+        for n in 1..=2u8 {
+            assert_eq!(publish(&mut producer, &[n; 24]), Some(0));
+        }
+        let sender = thread::spawn(move || publish(&mut producer, &[3; 24]));
+        let mut consumer = lane.join(Policy::Gate);
+        for n in 1..=2u8 {
+            assert!(receive(&mut consumer, &[n; 24]).is_some());
+        }
+        let _ = sender.join().unwrap();
+        let mut successor = lane.producer();
+        assert_eq!(successor.number(), 4);
+        assert!(publish(&mut successor, &[4; 24]).is_some());
+        for n in 3..=4u8 {
+            assert!(receive(&mut consumer, &[n; 24]).is_some());
+        }
+    });
+}

@@ -1,0 +1,280 @@
+//! A broadcast in a directory: subscribers join by themselves, days after a message or before the first one, and a
+//! durable one keeps its place while no process uses it. `directory/broadcast.rs` has the files.
+
+use crate::broadcast_role::{BroadcastRole, PublisherPath};
+use crate::directory::{Access, Directory, PublisherRole, SubscriberRole};
+use crate::doorbells::Doorbells;
+use crate::error::{Error, Result};
+use crate::link::{Link, PASSED_MAX, UNKNOWN_PEER};
+use crate::opening::{Waiter, in_call};
+use crate::options::{Options, maker};
+use crate::path::{check_size, directory_or_wait};
+use crate::publisher::{Publisher, PublisherParts, Subscription};
+use crate::settings::Settings;
+use crate::subscriber::{Subscriber, SubscriberMemory, SubscriberParts, broadcast_memory};
+use crate::transport::{Found, PathTransport, PeerRole};
+use pelton_lane::{BroadcastConsumer, BroadcastProducer, CursorTable, DURABLE_BYTES_MAX, JoinByPath, failpoint};
+use pelton_os::membarrier;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+impl Options<maker::CreatePublisher> {
+    /// Creates the broadcast `directory`, or opens an existing one with the sizes that it was created with, as its
+    /// publisher. Continues after the last message of its predecessor, whose subscribers continue too. Needs no
+    /// subscriber: without one, later messages overwrite earlier ones, but [`Options::history`] keeps the last ones.
+    ///
+    /// Waits while another publisher is alive: until [`Options::connect_deadline`], and without one for 200 ms, because
+    /// a killed process keeps its role until the kernel has ended it.
+    ///
+    /// ```
+    /// # fn main() -> pelton::Result<()> {
+    /// let directory = std::env::temp_dir().join(format!("pelton-broadcast-doc-{}", std::process::id()));
+    /// let mut publisher = pelton::Options::new().history(100).create_publisher(&directory)?;
+    /// publisher.send(b"before anybody subscribed")?;
+    /// drop(publisher);
+    /// // Another process, days later:
+    /// let options = pelton::Options::new().start_from(pelton::StartFrom::Oldest);
+    /// let mut subscriber = options.open_subscriber(&directory)?;
+    /// assert_eq!(&*subscriber.receive()?, b"before anybody subscribed");
+    /// # drop(subscriber);
+    /// # pelton::inspect::remove(&directory)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::RoleTaken`] when another publisher is alive after that wait; [`Error::NotAChannel`] if something else
+    /// exists at the path, or a check fails; [`Error::NoSpace`]; [`Error::Rebooted`]: remove the broadcast, which
+    /// cannot be recovered; [`Error::Corrupt`]; [`Error::Option`], [`Error::System`].
+    pub fn create_publisher(&self, directory: impl AsRef<Path>) -> Result<Publisher> {
+        in_call(create_publisher(directory.as_ref(), self.settings(), &Waiter::Thread))
+    }
+}
+
+impl Options<maker::OpenSubscriber> {
+    /// Subscribes to the broadcast `directory`, with or without a publisher. Waits until [`Options::connect_deadline`]
+    /// for the broadcast to be created, and for a durable name that another process uses; without one for 200 ms.
+    ///
+    /// # Errors
+    /// [`Error::NoChannel`]; [`Error::RoleTaken`] if another process uses the name of [`Options::durable`];
+    /// [`Error::Refused`] if the broadcast has 64 subscribers; [`Error::Corrupt`]; [`Error::Option`];
+    /// [`Error::NotAChannel`], [`Error::NoSpace`], [`Error::Rebooted`], [`Error::System`].
+    pub fn open_subscriber(&self, directory: impl AsRef<Path>) -> Result<Subscriber> {
+        in_call(open_subscriber(directory.as_ref(), self.settings(), &Waiter::Thread))
+    }
+}
+
+async fn create_publisher(path: &Path, options: &Settings, waiter: &Waiter) -> Result<Publisher> {
+    let can_barrier = membarrier::register();
+    let (capacity, limit) = options.checked_sizes()?;
+    let access = Access { uids: options.uids.clone(), mode: options.mode };
+    let directory = Arc::new(Directory::create_broadcast(path, &access, capacity, limit)?);
+    let deadline = options.connect_deadline.from_now();
+    let role = directory.claim_publisher_until(deadline, waiter).await?;
+    failpoint("publisher: claimed");
+    let PublisherRole { lock, page, data, table, doorbell, liveness } = role;
+    let [page, data, table] = [page, data, table].map(Arc::new);
+    let doorbells = Doorbells::with(doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
+    let memory = broadcast_memory(&page, &data);
+    // SAFETY: the segments have the sizes in the page, which the directory has checked; the publisher keeps them until
+    // it has dropped the lane. This process has the lock of the publisher, so the lane has no other one.
+    let lane = unsafe { BroadcastProducer::take_over(memory, table.base().cast(), std::process::id(), can_barrier) };
+    let mut lane = lane.map_err(|problem| Error::Corrupt(format!("{}: {problem}", directory.path().display())))?;
+    failpoint("publisher: taken over");
+    // How much of the memory is allocated is unknown.
+    lane.set_backed(0);
+    let role =
+        BroadcastRole { directory: directory.clone(), liveness, lock, is_durable: false, past: 0, is_gone: false };
+    let limit = directory.message_bytes_max();
+    let parts = PublisherParts { lane, page, data, message_bytes_max: limit, doorbells };
+    let mut publisher = Publisher::of_parts(parts, options)?;
+    publisher.path = Some(PublisherPath { table, role });
+    publisher.admit()?;
+    failpoint("publisher: met");
+    Ok(publisher)
+}
+
+/// Where a slot's cursor page is in the table.
+pub(crate) fn cursor_at(slot: u32) -> usize {
+    CursorTable::CURSORS_AT + slot as usize * CursorTable::CURSOR_BYTES
+}
+
+impl Publisher {
+    /// Finds the processes of the subscribers that have joined by themselves. An unnamed one without a process is dead,
+    /// and is removed.
+    pub(crate) fn meet_subscribers(&mut self) -> Result<()> {
+        let Some(path) = &self.path else { return Ok(()) };
+        let is_known = |slot: u32, join| {
+            self.subscriptions[slot as usize].as_ref().is_some_and(|subscription| subscription.join == join)
+        };
+        let joined: Vec<_> = self.lane.joined().filter(|(slot, join, _)| !is_known(*slot, *join)).collect();
+        let mut away = Vec::new();
+        for (slot, join, joins) in joined {
+            // Numbers may be given twice after 2^32 joins: those of present subscribers are not.
+            self.number = loop {
+                let next = self.number.wrapping_add(1);
+                self.number = next;
+                let is_taken = self.subscriptions.iter().flatten().any(|subscription| subscription.number == next);
+                if next != 0 && !is_taken {
+                    break next;
+                }
+            };
+            let (link, cursor) = path.meet(slot, self.number, joins, &self.endpoint.doorbells)?;
+            if link.peer().is_none() {
+                away.push(join);
+            }
+            let policy = self.lane.policy_of(join).unwrap_or(pelton_lane::Policy::Gate);
+            let number = self.number;
+            self.endpoint.spin.set_peer(link.peer());
+            self.subscriptions[slot as usize] =
+                Some(Box::new(Subscription { join, number, policy, held: None, link, cursor, at: cursor_at(slot) }));
+            failpoint("publisher: met a subscriber");
+        }
+        away.into_iter().for_each(|join| self.lose(join));
+        Ok(())
+    }
+
+    /// The process of a subscriber has gone. One without a durable name is removed.
+    pub(crate) fn lose(&mut self, join: u64) {
+        let path = self.path.as_ref();
+        let slot = self.subscriptions.iter().position(|slot| slot.as_ref().is_some_and(|found| found.join == join));
+        match (slot, path) {
+            (Some(slot), Some(path)) if path.is_durable(slot as u32) => {
+                self.lane.set_away(join);
+                if let Some(subscription) = &mut self.subscriptions[slot] {
+                    subscription.link.lose_peer(&self.endpoint.doorbells);
+                }
+            }
+            _ => self.part(join, None),
+        }
+    }
+}
+
+/// Checks the name of a durable subscription.
+pub(crate) fn check_durable(name: &str) -> Result<()> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if !name.is_empty() && name.len() <= DURABLE_BYTES_MAX && name.chars().all(fits) {
+        return Ok(());
+    }
+    Err(Error::Name {
+        name: name.to_owned(),
+        problem: format!("is no durable name: use 1 to {DURABLE_BYTES_MAX} letters, digits, '.', '_' or '-'"),
+    })
+}
+
+async fn open_subscriber(path: &Path, options: &Settings, waiter: &Waiter) -> Result<Subscriber> {
+    if let Some(name) = &options.durable {
+        check_durable(name)?;
+        if options.policy == crate::settings::Policy::Latest {
+            let text = "a durable subscription keeps its place, and latest has none: subscribe by gate or lag";
+            return Err(Error::Refused(text.to_owned()));
+        }
+    }
+    let can_barrier = membarrier::register();
+    let access = Access { uids: options.uids.clone(), mode: options.mode };
+    let deadline = options.connect_deadline.from_now();
+    let opened = || Directory::open_broadcast(path, &access);
+    let directory = Arc::new(directory_or_wait(path, deadline, waiter, opened).await?);
+    check_size(&directory, options)?;
+    let role = directory.claim_subscriber_until(options.durable.as_deref(), deadline, waiter).await?;
+    failpoint("subscriber: claimed");
+    let SubscriberRole { slot, lock, page, data, table, doorbell, publisher_doorbell, liveness } = role;
+    let [page, data, table] = [page, data, table].map(Arc::new);
+    let doorbells = Doorbells::with(doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
+    let joining = JoinByPath {
+        slot,
+        policy: options.lane_policy(),
+        from: options.start_from,
+        continues: options.durable.is_some(),
+        pid: std::process::id(),
+    };
+    let (memory, limit) = (broadcast_memory(&page, &data), directory.message_bytes_max());
+    // SAFETY: the segments have the sizes in the page, which the directory has checked; `SubscriberParts` drops them
+    // after the lane and the sleeper. This process has the lock of the slot until then.
+    let lane = unsafe { BroadcastConsumer::join_by_path(memory, table.base().cast(), joining, limit, can_barrier) };
+    let lane = lane.map_err(|problem| Error::Corrupt(format!("{}: {problem}", directory.path().display())))?;
+    failpoint("subscriber: joined");
+    // SAFETY: as above.
+    let sleeper = unsafe { lane.sleeper(can_barrier) };
+    let transport = PathTransport::new(directory.clone(), PeerRole::Publisher);
+    let link = Link::new(publisher_doorbell, transport, UNKNOWN_PEER);
+    let memory = SubscriberMemory { page, data, cursor: table };
+    let parts = SubscriberParts { lane, sleeper, link, _memory: memory };
+    let mut subscriber = Subscriber::new(parts, doorbells, options)?;
+    let is_durable = options.durable.is_some();
+    let (past, _) = subscriber.parts.lane.publisher();
+    subscriber.path = Some(BroadcastRole { directory, liveness, lock, is_durable, past, is_gone: false });
+    subscriber.find_publisher()?;
+    // So that it finds this process, and its end.
+    subscriber.parts.link.ring_peer();
+    failpoint("subscriber: met");
+    Ok(subscriber)
+}
+
+impl Subscriber {
+    /// Checks for a publisher in the directory: it may have come, or gone, since the last check.
+    pub(crate) fn find_publisher(&mut self) -> Result<()> {
+        let Some(path) = &mut self.path else { return Ok(()) };
+        let SubscriberParts { lane, link, .. } = &mut self.parts;
+        for _ in 0..PASSED_MAX {
+            let stated = || lane.publisher();
+            let (generation, _) = stated();
+            match link.find_peer(&self.endpoint.doorbells, stated)? {
+                Found::Nothing => break,
+                Found::Peer(peer) => {
+                    (path.past, path.is_gone) = (0, false);
+                    self.endpoint.spin.set_peer(Some(peer));
+                    break;
+                }
+                Found::Passed => path.is_gone = generation != path.past,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the publisher has closed.
+    pub(crate) fn has_publisher_closed(&self) -> bool {
+        self.parts.lane.has_producer_closed()
+            && self.path.as_ref().is_none_or(|path| path.past != self.parts.lane.publisher().0)
+    }
+
+    /// Whether the publisher is known to have gone.
+    pub(crate) fn is_publisher_gone(&mut self) -> Result<bool> {
+        self.find_publisher()?;
+        let is_gone = self.parts.link.is_peer_gone()?;
+        if is_gone && let Some(path) = &mut self.path {
+            path.is_gone = true;
+        }
+        Ok(is_gone || self.path.as_ref().is_some_and(|path| path.is_gone))
+    }
+
+    /// As [`Subscriber::resume_until`], for a broadcast in a directory, whose lane stays.
+    pub(crate) fn resume_by_path(&mut self, deadline: Option<Instant>) -> Result<bool> {
+        self.parts.link.lose_peer(&self.endpoint.doorbells);
+        if let Some(path) = &mut self.path {
+            path.is_gone = false;
+        }
+        loop {
+            self.endpoint.doorbells.drain()?;
+            self.find_publisher()?;
+            // A successor may have come, and left again, meanwhile: the next call reports that.
+            let is_there = self.parts.link.peer().is_some() || self.has_publisher_closed();
+            let was_there = self.path.as_ref().is_some_and(|path| path.is_gone);
+            if is_there || was_there || self.parts.lane.may_be_ready() {
+                self.endpoint.reinstate();
+                return Ok(true);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(false);
+            }
+            self.endpoint.doorbells.sleep(deadline)?;
+        }
+    }
+
+    /// Leaves a durable subscription, which keeps its place: the publisher need not ring it.
+    pub(crate) fn pause(&mut self) {
+        self.parts.lane.store_counters();
+        self.parts.sleeper.disarm();
+        failpoint("subscriber pauses: disarmed");
+    }
+}

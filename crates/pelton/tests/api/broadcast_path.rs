@@ -1,0 +1,400 @@
+//! A broadcast in a directory: subscribers that come later, durable ones that return, successors of the publisher, and
+//! all of them killed and stopped at random.
+
+use crate::support::*;
+use pelton::{Deadline, Error, Options, Policy, Publisher, Sent, StartFrom, Subscriber, inspect};
+use rustix::process::Signal;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const CAPACITY: u64 = 1 << 16;
+
+/// Message `number`, of a size that depends on it.
+fn message(number: u64) -> Vec<u8> {
+    let mut bytes = number.to_le_bytes().to_vec();
+    bytes.resize(8 + (number * 37 % 500) as usize, number as u8);
+    bytes
+}
+
+fn publisher(path: &Path) -> Publisher {
+    Options::new().capacity(CAPACITY).create_publisher(path).unwrap()
+}
+
+fn send(publisher: &mut Publisher, messages: u64) {
+    for _ in 0..messages {
+        let number = publisher.next_number();
+        assert_eq!(publisher.send_until(&message(number), deadline()).unwrap(), Sent::Sent, "message {number}");
+    }
+}
+
+fn oldest() -> Options<pelton::options::maker::OpenSubscriber> {
+    Options::new().start_from(StartFrom::Oldest)
+}
+
+/// Receives the messages of these numbers.
+fn expect(subscriber: &mut Subscriber, numbers: std::ops::RangeInclusive<u64>) {
+    for number in numbers {
+        let found = subscriber.receive_until(deadline()).unwrap().expect("a message comes");
+        assert_eq!((found.number(), found.missed()), (number, 0));
+        assert_eq!(found[..], message(number)[..]);
+    }
+}
+
+/// What a durable subscriber has received, in a file that it writes before it releases a message.
+struct Ledger {
+    file: Option<File>,
+    /// The number of the last message; 0: none.
+    last: u64,
+    missed: u64,
+    /// The next one is the first of this process.
+    is_first: bool,
+}
+
+impl Ledger {
+    /// In a file, or only in memory.
+    fn open(path: Option<PathBuf>) -> Ledger {
+        let file =
+            path.map(|path| File::options().create(true).truncate(false).read(true).write(true).open(path).unwrap());
+        let mut bytes = [0; 16];
+        let read = file.as_ref().map_or(0, |file| file.read_at(&mut bytes, 0).unwrap());
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        assert!(read == 0 || read == 16);
+        Ledger { file, last: word(0), missed: word(8), is_first: true }
+    }
+
+    /// Notes a message. If its process was killed between this and the release, the first message of its successor is
+    /// the same one, or that counts as missed.
+    fn note(&mut self, number: u64, missed: u64, found: &[u8]) {
+        assert!(found == message(number), "message {number} is damaged: {} bytes", found.len());
+        let is_first = std::mem::take(&mut self.is_first);
+        let again = u64::from(is_first && self.last > 0 && number == self.last + missed);
+        assert!(
+            self.last == 0 || number == self.last + 1 + missed - again,
+            "message {number} follows {}, {missed} missed, first {is_first}",
+            self.last
+        );
+        (self.last, self.missed) = (number, self.missed + missed - if missed > 0 { again } else { 0 });
+        if let Some(file) = &self.file {
+            let bytes = [self.last.to_le_bytes(), self.missed.to_le_bytes()].concat();
+            file.write_all_at(&bytes, 0).unwrap();
+        }
+    }
+}
+
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    let path = PathBuf::from(role.get("path"));
+    match role.get("role") {
+        // Sends, each message once, until the parent has made the file `end`; then notes the last number.
+        "publish" => {
+            let options = Options::new().capacity(CAPACITY).history(20).connect_deadline(deadline());
+            let mut publisher = options.create_publisher(&path).unwrap();
+            report("open");
+            while !path.with_extension("end").exists() {
+                // A stopped subscriber may hold it up until the parent lets that go on.
+                send(&mut publisher, 100);
+            }
+            std::fs::write(path.with_extension("noting"), publisher.next_number().to_string()).unwrap();
+            std::fs::rename(path.with_extension("noting"), path.with_extension("next")).unwrap();
+            publisher.close().unwrap();
+            report("sent");
+        }
+        // Receives to the end, over as many publishers as it takes.
+        "subscribe" => {
+            let mut options = Options::new().connect_deadline(deadline());
+            let name = role.get("durable");
+            if !name.is_empty() {
+                options = options.durable(name);
+            }
+            match role.get("policy") {
+                "lag" => options = options.policy(Policy::Lag),
+                "until" => options = options.lag_after(Duration::from_millis(2)),
+                _ => {}
+            }
+            let mut subscriber = options.open_subscriber(&path).unwrap();
+            let mut ledger = Ledger::open((!name.is_empty()).then(|| path.with_extension(name)));
+            report("open");
+            loop {
+                let error = match subscriber.receive_until(deadline()) {
+                    Ok(found) => {
+                        let found = found.unwrap_or_else(|| panic!("nothing came after {}", ledger.last));
+                        assert!(
+                            role.get("policy") != "gate" || found.missed() == 0,
+                            "a gate missed {}",
+                            found.missed()
+                        );
+                        ledger.note(found.number(), found.missed(), &found);
+                        continue;
+                    }
+                    Err(error) => error,
+                };
+                assert!(error.is_closed() || error.is_peer_died(), "{error}");
+                let next =
+                    std::fs::read_to_string(path.with_extension("next")).map(|text| text.parse::<u64>().unwrap());
+                match next {
+                    Ok(next) => {
+                        assert_eq!(subscriber.next_number(), next);
+                        // The last messages may be missed, with no later one that says so.
+                        assert!(ledger.last + 1 == next || role.get("policy") != "gate", "{} of {next}", ledger.last);
+                        break;
+                    }
+                    Err(_) => {
+                        assert!(subscriber.resume_until(deadline()).unwrap(), "no successor after {}", ledger.last)
+                    }
+                }
+            }
+            report("done");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn subscribers_come_later_and_a_publisher_continues_where_its_predecessor_was() {
+    let root = TestDir::new("subscribers come later");
+    let path = root.path().join("b");
+    let mut first = publisher(&path);
+    send(&mut first, 10);
+    assert!(matches!(Options::new().create_publisher(&path), Err(Error::RoleTaken { .. })));
+    drop(first);
+    // Without a publisher.
+    let mut late = oldest().open_subscriber(&path).unwrap();
+    expect(&mut late, 1..=10);
+    assert!(late.try_receive().unwrap().is_none(), "it waits for a first publisher");
+    let mut now = Options::new().open_subscriber(&path).unwrap();
+    let mut last = Options::new().start_from(StartFrom::Last(3)).open_subscriber(&path).unwrap();
+    expect(&mut last, 8..=10);
+    let mut newest = oldest().policy(Policy::Latest).open_subscriber(&path).unwrap();
+    let found = newest.receive_until(deadline()).unwrap().expect("the newest message is there");
+    assert_eq!((found.number(), found.missed()), (10, 9));
+    drop(found);
+    let mut second = publisher(&path);
+    assert_eq!(second.subscriber_count(), 4);
+    send(&mut second, 5);
+    expect(&mut late, 11..=15);
+    expect(&mut now, 11..=15);
+    expect(&mut last, 11..=15);
+    assert!(second.wait_released_until(deadline()).unwrap());
+    drop(second);
+    for subscriber in [&mut late, &mut now, &mut last] {
+        assert!(matches!(subscriber.receive(), Err(Error::Closed { .. })));
+        assert!(!subscriber.resume_until(Deadline::Now).unwrap());
+    }
+    let mut third = publisher(&path);
+    for subscriber in [&mut late, &mut now, &mut last] {
+        assert!(subscriber.resume_until(deadline()).unwrap());
+    }
+    send(&mut third, 200);
+    // Whole laps, with three gates.
+    for round in 0..20 {
+        let from = 16 + 200 * round;
+        expect(&mut late, from..=from + 199);
+        expect(&mut now, from..=from + 199);
+        expect(&mut last, from..=from + 199);
+        send(&mut third, 200);
+    }
+    let info = inspect::broadcast(&path).unwrap();
+    assert_eq!((info.next, info.subscriptions.len()), (16 + 200 * 21, 4));
+    assert!(info.publisher.is_alive && info.publisher.generation == 3);
+    assert!(matches!(inspect::remove(&path), Err(Error::RoleTaken { .. })));
+    drop((late, now, last, newest, third));
+    assert!(inspect::broadcast(&path).unwrap().subscriptions.is_empty());
+    inspect::remove(&path).unwrap();
+}
+
+#[test]
+fn a_durable_subscriber_continues_where_it_was_and_one_process_at_a_time_uses_its_name() {
+    let root = TestDir::new("a durable subscriber continues");
+    let path = root.path().join("b");
+    let mut publisher = publisher(&path);
+    let durable = || Options::new().durable("audit");
+    let mut subscriber = durable().open_subscriber(&path).unwrap();
+    send(&mut publisher, 10);
+    expect(&mut subscriber, 1..=4);
+    match durable().open_subscriber(&path) {
+        Err(Error::RoleTaken { role, pid, .. }) => {
+            assert_eq!(pid, std::process::id());
+            assert!(role.contains("audit"), "{role}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(inspect::remove_durable(&path, "audit"), Err(Error::RoleTaken { .. })));
+    // A message that it has and that it is not done with comes again.
+    let held = subscriber.receive().unwrap();
+    assert_eq!(held.number(), 5);
+    std::mem::forget(held);
+    drop(subscriber);
+    // While it is away it gates.
+    let mut sent = 10;
+    while publisher.try_send(&message(publisher.next_number())).unwrap() == Sent::Sent {
+        sent += 1;
+    }
+    assert!((100..1000).contains(&sent), "{sent}");
+    let states = publisher.subscribers();
+    assert_eq!((states.len(), states[0].peer.pid, states[0].behind), (1, 0, sent - 4));
+    drop(publisher);
+    let mut publisher = self::publisher(&path);
+    assert_eq!(publisher.try_send(&message(sent + 1)).unwrap(), Sent::Full);
+    let mut subscriber = durable().open_subscriber(&path).unwrap();
+    expect(&mut subscriber, 5..=sent);
+    // It returns with another policy, and is passed while it is away: it learns exactly what it missed.
+    drop(subscriber);
+    drop(durable().policy(Policy::Lag).open_subscriber(&path).unwrap());
+    send(&mut publisher, 2000);
+    let mut subscriber = durable().policy(Policy::Lag).open_subscriber(&path).unwrap();
+    let found = subscriber.receive().unwrap();
+    assert_eq!(found.number(), sent + 1 + found.missed());
+    assert!(found.missed() > 0);
+    let (after, missed) = (found.number() + 1, found.missed());
+    drop(found);
+    expect(&mut subscriber, after..=after + 1);
+    assert_eq!(subscriber.missed(), missed);
+    drop(subscriber);
+    // Another gate, which is removed while the publisher waits for it.
+    drop(Options::new().durable("other").open_subscriber(&path).unwrap());
+    while publisher.try_send(&message(publisher.next_number())).unwrap() == Sent::Sent {}
+    let (thread, threads) = std::sync::mpsc::channel();
+    let sending = std::thread::spawn(move || {
+        thread.send(this_thread()).unwrap();
+        send(&mut publisher, 1);
+        publisher
+    });
+    wait_until_thread_polls(threads.recv().unwrap());
+    assert!(inspect::remove_durable(&path, "other").unwrap());
+    assert!(!inspect::remove_durable(&path, "other").unwrap());
+    drop(sending.join().unwrap());
+    let names: Vec<_> = inspect::broadcast(&path).unwrap().subscriptions.into_iter().map(|one| one.durable).collect();
+    assert_eq!(names, [Some("audit".to_owned())]);
+    assert!(matches!(Options::new().durable("a b").open_subscriber(&path), Err(Error::Name { .. })));
+    inspect::remove(&path).unwrap();
+}
+
+#[test]
+fn a_channel_and_a_broadcast_in_a_directory_are_not_taken_for_each_other() {
+    let root = TestDir::new("kinds");
+    let (one, other) = (root.path().join("channel"), root.path().join("broadcast"));
+    drop(Options::new().create_sender(&one).unwrap());
+    drop(publisher(&other));
+    let refused = |error: Error| assert!(matches!(error, Error::NotAChannel { .. }), "{error}");
+    refused(Options::new().create_publisher(&one).unwrap_err());
+    refused(Options::new().open_subscriber(&one).unwrap_err());
+    refused(Options::new().create_sender(&other).unwrap_err());
+    refused(Options::new().open_receiver(&other).unwrap_err());
+    refused(inspect::broadcast(&one).unwrap_err());
+    refused(inspect::info(&other).unwrap_err());
+    let nothing = Options::new().open_subscriber(root.path().join("nothing"));
+    assert!(matches!(nothing, Err(Error::NoChannel { .. })));
+}
+
+/// False words in each file: the broadcast is refused, or each side stays within its bounds.
+#[test]
+fn a_false_word_in_a_file_is_refused_or_within_bounds() {
+    let root = TestDir::new("a false word in a file");
+    let (path, seed) = (root.path().join("b"), u64::from(std::process::id()));
+    println!("seed {seed}");
+    let mut random = Random::new(seed);
+    let mut refused = 0;
+    for round in 0..300u64 {
+        let mut publisher = publisher(&path);
+        drop(Options::new().durable("a").open_subscriber(&path).unwrap());
+        send(&mut publisher, 50);
+        drop(publisher);
+        let (file, words) = [("channel", 18), ("publisher", 96), ("cursors", 18), ("data", 200)][round as usize % 4];
+        let file = File::options().write(true).open(path.join(file)).unwrap();
+        let value = match random.below(3) {
+            0 => random.word(),
+            1 => random.below(200),
+            _ => 1 << random.below(64),
+        };
+        let at = match round % 12 {
+            // The entry and the cursor of the first slot.
+            2 => 8192 + 8 * random.below(16),
+            6 => 16384 + 8 * (8 + random.below(30)),
+            _ => 8 * random.below(words),
+        };
+        file.write_all_at(&value.to_le_bytes(), at).unwrap();
+        for options in [oldest(), oldest().durable("a"), oldest().policy(Policy::Lag)] {
+            match options.open_subscriber(&path) {
+                Ok(mut subscriber) => {
+                    for _ in 0..60 {
+                        if !matches!(subscriber.try_receive(), Ok(Some(_))) {
+                            break;
+                        }
+                    }
+                }
+                Err(_) => refused += 1,
+            }
+        }
+        match Options::new().capacity(CAPACITY).create_publisher(&path) {
+            Ok(mut publisher) => {
+                for number in 0..50 {
+                    let _ = publisher.try_send(&message(number));
+                }
+            }
+            Err(_) => refused += 1,
+        }
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+    assert!(refused > 100, "{refused} of 1200");
+}
+
+/// A subscriber of the random test, with its kind.
+fn subscriber(path: &Path, durable: &str, policy: &str) -> Role {
+    let role = Role::new(child, "subscribe").with("path", path.display()).with("policy", policy);
+    role.with("durable", durable)
+}
+
+/// The publisher and subscribers of each kind are killed and stopped at random.
+#[test]
+fn killed_and_stopped_at_random_each_subscriber_receives_each_message_or_its_count() {
+    const ROUNDS: u64 = 60;
+    let root = TestDir::new("killed and stopped at random");
+    let (path, seed) = (root.path().join("b"), u64::from(std::process::id()));
+    println!("seed {seed}");
+    let mut random = Random::new(seed);
+    let kinds = [("g", "gate"), ("h", "gate"), ("u", "until"), ("l", "lag"), ("", "gate"), ("", "lag")];
+    let role = |at: usize| match at {
+        0 => Role::new(child, "publish").with("path", path.display()),
+        _ => subscriber(&path, kinds[at - 1].0, kinds[at - 1].1),
+    };
+    let start = |at: usize| {
+        let child = Child::start(role(at));
+        child.expect("open");
+        child
+    };
+    let mut children: Vec<Child> = (0..=kinds.len()).map(start).collect();
+    for _ in 0..ROUNDS {
+        let before = inspect::broadcast(&path).unwrap().next;
+        let more = 1 + random.below(500);
+        eventually("messages go on", || inspect::broadcast(&path).unwrap().next >= before + more);
+        let at = random.below(children.len() as u64) as usize;
+        let victims = [at, random.below(children.len() as u64) as usize];
+        children[at].signal(Signal::STOP);
+        let is_stopped_only = random.below(3) == 0;
+        if is_stopped_only {
+            children[at].signal(Signal::CONT);
+            continue;
+        }
+        let mut ended: Vec<usize> = victims.into();
+        ended.dedup();
+        ended.sort();
+        ended.dedup();
+        for at in ended {
+            std::mem::replace(&mut children[at], Child::start(role(at))).kill();
+            children[at].expect("open");
+        }
+    }
+    File::create(path.with_extension("end")).unwrap();
+    for (at, child) in children.into_iter().enumerate() {
+        child.expect(if at == 0 { "sent" } else { "done" });
+        child.wait_for_success();
+    }
+    // Only durable ones stay, with nothing to receive.
+    let info = inspect::broadcast(&path).unwrap();
+    assert_eq!(info.subscriptions.len(), 4);
+    assert!(info.subscriptions.iter().all(|one| one.behind == 0 || one.policy == Policy::Lag), "{info:?}");
+    println!("{} messages, {} publishers", info.next - 1, info.publisher.generation);
+}
