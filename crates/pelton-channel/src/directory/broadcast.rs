@@ -209,8 +209,8 @@ impl Directory {
                 }
                 match self.subscriber_fifos(slot) {
                     Ok(_) => return Ok(Some((slot, lock))),
-                    // Those of another user's subscriber, whom this side does not permit, or who was killed while it
-                    // made them.
+                    // They belong to a user whom this side does not permit, or to one whose process was killed while
+                    // it made them.
                     Err(error @ Error::NotAChannel { .. }) => _ = refused.get_or_insert(error),
                     Err(error) => return Err(error),
                 }

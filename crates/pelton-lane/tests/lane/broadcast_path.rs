@@ -270,7 +270,7 @@ fn a_durable_consumer_that_could_be_passed_is_not_continued_by_one_that_gates() 
     let lane = PathLane::new();
     let mut producer = lane.producer().unwrap();
     let lag = Policy::Lag { slack: 512 };
-    drop(lane.join(0, lag, StartFrom::Oldest, true).unwrap());
+    let _ = lane.join(0, lag, StartFrom::Oldest, true).unwrap();
     let mut number = 1;
     let mut send = |producer: &mut BroadcastProducer| {
         for _ in 0..300 {

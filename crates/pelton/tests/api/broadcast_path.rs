@@ -310,9 +310,9 @@ fn a_slot_whose_files_are_refused_stops_nobody_else() {
     let mut publisher = publisher(&path);
     let mut first = oldest().open_subscriber(&path).unwrap();
     let mut second = oldest().open_subscriber(&path).unwrap();
-    std::fs::remove_file(path.join("0.bell")).unwrap();
-    std::fs::write(path.join("0.bell"), "precious").unwrap();
-    std::fs::set_permissions(path.join("0.bell"), Permissions::from_mode(0o600)).unwrap();
+    std::fs::remove_file(path.join("0.life")).unwrap();
+    std::fs::write(path.join("0.life"), "precious").unwrap();
+    std::fs::set_permissions(path.join("0.life"), Permissions::from_mode(0o600)).unwrap();
     // It is not counted. The others are.
     send(&mut publisher, 50);
     expect(&mut second, 1..=50);
@@ -337,7 +337,7 @@ fn a_slot_whose_files_are_refused_stops_nobody_else() {
     send(&mut publisher, 5);
     expect(&mut third, number..=number + 4);
     // The foreign file is as it was.
-    assert_eq!(std::fs::metadata(path.join("0.bell")).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(std::fs::metadata(path.join("0.life")).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 #[test]
@@ -362,7 +362,7 @@ fn a_removal_takes_only_the_files_of_the_kind_and_also_a_damaged_broadcast() {
     let root = TestDir::new("a removal takes only the files of the kind");
     let (one, other) = (root.path().join("channel"), root.path().join("broadcast"));
     drop(Options::new().create_sender(&one).unwrap());
-    for (path, names) in [(&one, ["data", "cursors", "publisher.life"]), (&other, ["receiver", "7.data", "64.bell"])] {
+    for (path, names) in [(&one, ["data", "cursors", "publisher.life"]), (&other, ["receiver", "7.data", "64.life"])] {
         if path == &other {
             drop(publisher(path));
         }
