@@ -530,8 +530,8 @@ impl Publisher {
     }
 
     /// Subscribers that this publisher has removed so far because their cursor broke the rules of the layout. Each then
-    /// reports that the publisher has ended. In a directory, one that gates reports [`Error::Corrupt`] once its messages
-    /// are overwritten, and those whose files this side does not accept count too.
+    /// reports that the publisher has ended. In a directory, one that gates reports [`Error::Corrupt`] once its
+    /// messages are overwritten, and those whose files this side does not accept count too.
     pub fn corrupt_subscribers(&self) -> u64 {
         self.corrupt
     }
