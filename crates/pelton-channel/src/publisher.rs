@@ -95,7 +95,7 @@ pub struct Publisher {
     /// The subscriber (`Subscription::join`) that held the publisher up at its last check, until it is held up no more.
     holder: Option<u64>,
     /// Subscribers that were removed because their cursor broke the rules.
-    corrupt: u64,
+    pub(crate) corrupt: u64,
     /// An event loop waits: the last [`Publisher::arm`] has returned [`Armed::Waiting`].
     is_awaited: bool,
     /// For an event loop: when a subscriber will have held the publisher up for long enough.
@@ -482,7 +482,9 @@ impl Publisher {
         let Some(holder) = self.lane.holder() else { return false };
         // The next reservation has to find that the lane is not full any more.
         self.lane.end_fast_path();
-        let Some(subscription) = &mut self.subscriptions[holder.slot as usize] else { return false };
+        // One that has just joined by itself: the publisher meets it before it sleeps.
+        let subscription = self.subscriptions[holder.slot as usize].as_mut();
+        let Some(subscription) = subscription.filter(|found| found.join == holder.join) else { return false };
         let (now, mut noted) = (Instant::now(), subscription.held);
         if matches!(want, Want::Released) {
             // All that it has to release may take longer than one message's space: one that goes on is waited for.
@@ -559,7 +561,8 @@ impl Publisher {
     }
 
     /// Subscribers that this publisher has removed so far because their cursor broke the rules of the layout. Each then
-    /// reports that the publisher has ended.
+    /// reports that the publisher has ended. In a directory, one that gates reports [`Error::Corrupt`] once its
+    /// messages are overwritten, and those whose files this side does not accept count too.
     pub fn corrupt_subscribers(&self) -> u64 {
         self.corrupt
     }
@@ -911,6 +914,16 @@ impl Side for Space<'_> {
                 self.disarm();
                 return Ok(false);
             }
+            // The end of one that has joined by itself, and that this side has not met, would wake nobody.
+            let publisher = &mut *self.publisher;
+            let is_unknown = publisher.lane.holder().is_some_and(|holder| {
+                publisher.subscriptions[holder.slot as usize].as_ref().is_none_or(|found| found.join != holder.join)
+            });
+            if is_unknown {
+                self.disarm();
+                self.publisher.attend()?;
+                return Ok(false);
+            }
             // The poll ends the sleep when it lets the holder lag: the next slowest would not ring.
             if self.publisher.lane.is_armed() {
                 return Ok(true);
@@ -1031,6 +1044,47 @@ mod tests {
             (0..3 * LEAD / 60_008).for_each(|_| publisher.send(&MESSAGE).unwrap());
             assert_eq!((publisher.counters().waits, publisher.counters().sleeps), (0, 0));
         });
+    }
+
+    /// A subscriber that joins by itself while the publisher is about to sleep, and ends before it rings.
+    #[test]
+    fn a_publisher_that_sleeps_knows_the_subscriber_that_holds_it_up() {
+        use crate::directory::{Access, Directory};
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("b");
+        let mut publisher = Options::new().capacity(1 << 16).create_publisher(&path).unwrap();
+        let directory = Directory::open_broadcast(&path, &Access { uids: Vec::new(), mode: 0o700 }).unwrap().unwrap();
+        let claimed = directory.claim_subscriber_until(None, None, &crate::opening::Waiter::Thread);
+        let role = crate::opening::in_call(claimed).unwrap();
+        let (from, policy) = (StartFrom::Now, pelton_lane::Policy::Gate);
+        let joining = pelton_lane::JoinByPath { slot: role.slot, policy, from, continues: false, pid: 1 };
+        let (page, data) = (Arc::new(role.page), Arc::new(role.data));
+        let (memory, table) = (broadcast_memory(&page, &data), role.table.base().cast());
+        // SAFETY: the segments live until the end of this function, as do the locks of both roles.
+        let joined = unsafe { pelton_lane::BroadcastConsumer::join_by_path(memory, table, joining, 1024, true) };
+        let _joined = joined.unwrap();
+        // No check at an interval finds it.
+        publisher.last_check_ns = u64::MAX;
+        while publisher.try_reserve_and_send() {}
+        publisher.last_check_ns = u64::MAX;
+        while !(Space { publisher: &mut publisher, want: Want::Message(1000) }).arm().unwrap() {}
+        assert!(publisher.subscriptions[role.slot as usize].is_some());
+        // Its life ends. The lock stays, so nothing else joins there.
+        drop(role.liveness);
+        let end = Instant::now() + Duration::from_secs(20);
+        assert!(publisher.endpoint.doorbells.sleep(Some(end)).unwrap() != Ready::TimedOut);
+        publisher.disarm();
+        assert_eq!(publisher.try_send(&MESSAGE[..1000]).unwrap(), Sent::Sent);
+    }
+
+    impl Publisher {
+        /// Sends, if there is space, without the check of a send that finds none.
+        fn try_reserve_and_send(&mut self) -> bool {
+            let Some(space) = self.reserve(1000).unwrap() else { return false };
+            self.lane.copy_in(space, &MESSAGE[..1000]);
+            let _ = self.lane.commit(space, 1000);
+            true
+        }
     }
 
     #[test]
