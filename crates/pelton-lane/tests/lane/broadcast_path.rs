@@ -293,13 +293,8 @@ fn a_consumer_that_joins_before_the_messages_of_the_tail_are_visible_begins_with
     let lane = PathLane::new();
     let mut producer = lane.producer().unwrap();
     (1..=5).for_each(|number| assert!(publish(&mut producer, &message(number)).is_some()));
-    let mut header_of_the_last = 0;
-    let place = (0..5).fold(0, |place, at| {
-        header_of_the_last = place;
-        place + 8 + message(at + 1).len().next_multiple_of(8) as u64
-    });
-    assert!(place < CAPACITY);
-    let word = lane.lane.word(header_of_the_last);
+    let last = 5 << 32 | message(5).len() as u64;
+    let word = (0..CAPACITY).step_by(8).map(|at| lane.lane.word(at)).find(|word| word.get() == last).unwrap();
     let header = word.replace(0);
     let consumers = [(0, StartFrom::Now, 5), (1, StartFrom::Last(2), 4)].map(|(slot, from, first)| {
         let consumer = lane.join(slot, Policy::Gate, from, false).unwrap();
