@@ -337,9 +337,9 @@ int pelton_uv_publisher_init(uv_loop_t *loop, pelton_uv_publisher_t *handle, pel
 }
 
 /* Admits subscribers, and arms if the program waits for space: PELTON_OK, or PELTON_READY. */
-static int admit(pelton_uv_publisher_t *handle) {
-    if (handle->space_cb) return pelton_publisher_arm(handle->publisher, handle->size);
-    return pelton_publisher_wait_subscribers(handle->publisher, 0, PELTON_NO_WAIT);
+static int admit(pelton_publisher *publisher, size_t size, pelton_uv_publisher_space_cb space_cb) {
+    if (space_cb) return pelton_publisher_arm(publisher, size);
+    return pelton_publisher_wait_subscribers(publisher, 0, PELTON_NO_WAIT);
 }
 
 static void on_publisher_readable(uv_poll_t *poll, int status, int events) {
@@ -347,14 +347,14 @@ static void on_publisher_readable(uv_poll_t *poll, int status, int events) {
     pelton_uv_publisher_end_cb end_cb;
     int code = from_uv(status);
     (void)events;
-    if (code == PELTON_OK) code = admit(handle);
+    if (code == PELTON_OK) code = admit(handle->publisher, handle->size, handle->space_cb);
     if (code == PELTON_READY) {
         pelton_uv_publisher_space_cb space_cb = handle->space_cb;
         handle->space_cb = NULL;
         space_cb(handle);
         if (uv_is_closing((uv_handle_t *)&handle->poll) || !handle->end_cb) return;
         /* If it has not started the handle again, this makes the descriptor unreadable. */
-        code = admit(handle);
+        code = admit(handle->publisher, handle->size, handle->space_cb);
     }
     if (code >= PELTON_OK) return;
     end_cb = handle->end_cb;
@@ -364,11 +364,10 @@ static void on_publisher_readable(uv_poll_t *poll, int status, int events) {
 
 int pelton_uv_publisher_start(pelton_uv_publisher_t *handle, size_t size, pelton_uv_publisher_space_cb space_cb,
                               pelton_uv_publisher_end_cb end_cb) {
-    int code;
+    int code = admit(handle->publisher, size, space_cb);
+    if (code < 0) return code;
     handle->size = size;
     handle->space_cb = space_cb;
-    code = admit(handle);
-    if (code < 0) return code;
     handle->end_cb = end_cb;
     return from_uv(uv_poll_start(&handle->poll, UV_READABLE, on_publisher_readable));
 }

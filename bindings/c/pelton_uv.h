@@ -198,7 +198,8 @@ void pelton_uv_publisher_close(pelton_uv_publisher_t *handle, pelton_uv_publishe
 
 /* A message, released when the callback returns. */
 typedef void (*pelton_uv_delivery_cb)(pelton_uv_subscriber_t *handle, const pelton_delivery *delivery);
-/* What pelton_subscriber_receive returns instead of a message. The handle is stopped. */
+/* What pelton_subscriber_receive returns instead of a message. The handle is stopped. After pelton_subscriber_resume
+ * has joined a successor of the publisher, start it again. */
 typedef void (*pelton_uv_subscriber_end_cb)(pelton_uv_subscriber_t *handle, int code);
 typedef void (*pelton_uv_subscriber_close_cb)(pelton_uv_subscriber_t *handle);
 

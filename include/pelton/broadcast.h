@@ -10,6 +10,10 @@
  *   PELTON_LAG      by its slack or more: the publisher overwrites, and the subscriber learns how many it has missed
  *   PELTON_LATEST   it receives the newest message only
  *
+ * If the slowest subscriber gates on the publisher's own processor, pelton_publisher_send also pauses once 2 MiB are
+ * unreleased, for at most 10 ms, so that this subscriber can run; then the rest of the capacity is used. Not with
+ * PELTON_NO_WAIT, the option history, or while a subscriber may lag.
+ *
  * The publisher admits subscribers, and notices their ends, within its own calls: one that sends does that if 10 ms
  * have passed since the last time. A publisher that sends rarely calls pelton_publisher_wait_subscribers with
  * PELTON_NO_WAIT when its descriptor is readable.
@@ -80,19 +84,20 @@ typedef struct pelton_publisher_options {
 PELTON_MUST_USE int pelton_publisher_open(const char *name, const pelton_publisher_options *options,
                                           pelton_publisher **out);
 
-/* Copies a message into the lane. Waits while a subscriber that gates has not released the space. Without subscribers
- * it does not wait. data may be NULL if size is 0. Errors: PELTON_AGAIN: there is no space; nothing was sent.
- * PELTON_TOO_LARGE. */
+/* Copies a message into the lane. Waits while a subscriber that gates has not released the space, and may pause (see
+ * above). Without subscribers it does not wait. data may be NULL if size is 0. Errors: PELTON_AGAIN: there is no space;
+ * nothing was sent. PELTON_TOO_LARGE. */
 PELTON_MUST_USE int pelton_publisher_send(pelton_publisher *publisher, const void *data, size_t size,
                                           int64_t deadline_ns);
 
 /* Admits subscribers, and lets go those that have ended. Waits until there are count. With PELTON_NO_WAIT it only
- * admits: so call it when the descriptor is readable and there is nothing to send. Then arm again.
+ * admits: so call it when the descriptor is readable and there is nothing to send.
  * Errors: PELTON_AGAIN: there are fewer. */
 PELTON_MUST_USE int pelton_publisher_wait_subscribers(pelton_publisher *publisher, size_t count, int64_t deadline_ns);
 
 /* Waits until each subscriber that gates has released every message. One with lag_after_ns that releases nothing for
- * so long lags from then on, and is not waited for. Errors: PELTON_AGAIN: not yet. */
+ * so long lags from then on, and is not waited for. There is no arm for it: an event loop repeats it by a timer, with
+ * PELTON_NO_WAIT. Errors: PELTON_AGAIN: not yet. */
 PELTON_MUST_USE int pelton_publisher_wait_released(pelton_publisher *publisher, int64_t deadline_ns);
 
 /* What happens when a subscriber falls behind. */
@@ -129,7 +134,8 @@ PELTON_MUST_USE int pelton_publisher_poll(pelton_publisher *publisher, size_t si
 
 /* Makes the descriptor readable once there is space for a message of size bytes. It is readable also while a subscriber
  * waits to be admitted or has ended; this function admits it. Returns PELTON_OK, or PELTON_READY: there is space, as
- * usually. Errors: PELTON_TOO_LARGE. */
+ * usually. A call that sends or admits meanwhile ends this, and makes the descriptor readable: arm again.
+ * Errors: PELTON_TOO_LARGE. */
 PELTON_MUST_USE int pelton_publisher_arm(pelton_publisher *publisher, size_t size);
 
 /* Ends what pelton_publisher_arm began. */
@@ -188,9 +194,9 @@ typedef struct pelton_subscriber_options {
 PELTON_MUST_USE int pelton_subscriber_open(const char *name, const pelton_subscriber_options *options,
                                            pelton_subscriber **out);
 
-/* Creates a subscriber for a thread of the publisher's process, which has joined already. Does not wait. The options
- * capacity, message_bytes_max, deadline_ns and uids have no use here. Errors: PELTON_REFUSED, as
- * pelton_subscriber_open. */
+/* Creates a subscriber for a thread of the publisher's process, which has joined already. Does not wait. Makes the
+ * publisher's descriptor readable: an event loop that waits arms again. The options capacity, message_bytes_max,
+ * deadline_ns and uids have no use here. Errors: PELTON_REFUSED, as pelton_subscriber_open. */
 PELTON_MUST_USE int pelton_publisher_subscriber(pelton_publisher *publisher, const pelton_subscriber_options *options,
                                                 pelton_subscriber **out);
 
@@ -217,9 +223,11 @@ PELTON_MUST_USE int pelton_subscriber_receive(pelton_subscriber *subscriber, int
 int pelton_subscriber_release(pelton_subscriber *subscriber);
 
 /* After PELTON_PEER_DIED or PELTON_CLOSED: waits for the publisher's successor under the same name, and joins it with
- * the same options. Its messages count from 1; all of the former publisher were received before. Leave some
- * milliseconds for the handshake. Errors: PELTON_AGAIN: no successor came. PELTON_REFUSED: the publisher is there, or
- * in this process alone. As pelton_subscriber_open. It can be tried again. */
+ * the same options. Its messages count from 1; all of the former publisher were received before. The descriptor stays
+ * the same. Errors: PELTON_AGAIN: no successor has admitted it yet, which takes two of the publisher's calls. The next
+ * call continues there, also with PELTON_NO_WAIT; the successor may count the subscriber already, so call it again, or
+ * close it. PELTON_REFUSED: the publisher is there, or in this process alone. As pelton_subscriber_open; it can be
+ * tried again. */
 PELTON_MUST_USE int pelton_subscriber_resume(pelton_subscriber *subscriber, int64_t deadline_ns);
 
 /* The descriptor to poll for reading. As pelton_publisher_fd. */

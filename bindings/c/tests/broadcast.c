@@ -271,6 +271,44 @@ static void a_killed_publisher_has_a_successor(void) {
     CHECK(unlink(name + strlen("unix:")) == 0);
 }
 
+/* In steps that do not wait: none sees both answers of the publisher. */
+static void a_resume_in_steps_joins_a_publisher_that_seldom_calls(void) {
+    pelton_publisher *publisher;
+    pelton_subscriber *subscriber = NULL;
+    pelton_subscriber_opening *opening;
+    pelton_delivery delivery;
+    char name[128];
+    int fd, code;
+    OK(pelton_publisher_open(place(name, "unix:%s/seldom"), NULL, &publisher));
+    OK(pelton_subscriber_open_start(name, NULL, &opening));
+    while ((code = pelton_subscriber_opening_finish(opening, &subscriber)) == PELTON_AGAIN)
+        RETURNS(pelton_publisher_wait_subscribers(publisher, 0, PELTON_NO_WAIT), PELTON_OK);
+    OK(code);
+    OK(pelton_close(opening));
+    fd = pelton_subscriber_fd(subscriber);
+    for (int round = 0; round < 3; round++) {
+        int steps = 0;
+        OK(pelton_close(publisher));
+        RETURNS(pelton_subscriber_receive(subscriber, SOON, &delivery), PELTON_CLOSED);
+        OK(pelton_publisher_open(name, NULL, &publisher));
+        while ((code = pelton_subscriber_resume(subscriber, PELTON_NO_WAIT)) == PELTON_AGAIN) {
+            CHECK(++steps < 10);
+            OK(pelton_publisher_wait_subscribers(publisher, 0, PELTON_NO_WAIT));
+        }
+        OK(code);
+        CHECK(pelton_subscriber_fd(subscriber) == fd);
+        for (uint64_t number = 1; number < 3; number++) {
+            struct pollfd ready = {fd, POLLIN, 0};
+            OK(pelton_subscriber_arm(subscriber));
+            sends(publisher, "waited for");
+            CHECK(poll(&ready, 1, 60000) == 1);
+            receives(subscriber, "waited for", number, 0);
+        }
+    }
+    OK(pelton_close(subscriber));
+    OK(pelton_close(publisher));
+}
+
 static void gates_and_receives_nothing(const char *name) {
     pelton_subscriber_options options = PELTON_SUBSCRIBER_OPTIONS_INIT;
     pelton_subscriber *subscriber;
@@ -389,6 +427,7 @@ int main(void) {
         TEST(a_gate_may_be_limited),
         TEST(a_loop_opens_admits_and_receives),
         TEST(a_killed_publisher_has_a_successor),
+        TEST(a_resume_in_steps_joins_a_publisher_that_seldom_calls),
         TEST(a_killed_subscriber_holds_nothing_up),
         TEST(what_options_contradict_is_refused),
         TEST(a_received_message_is_released_once),

@@ -277,11 +277,61 @@ static void a_subscriber_opens_in_the_loop_of_its_publisher(void) {
     RETURNS(last_code, PELTON_CLOSED);
 }
 
+static void note_space(pelton_uv_publisher_t *handle) {
+    spaces++;
+    pelton_uv_publisher_close(handle, NULL);
+}
+
+static uint64_t receive_some(pelton_subscriber *subscriber, uint64_t most) {
+    pelton_delivery delivery;
+    uint64_t received = 0;
+    while (received < most && pelton_subscriber_receive(subscriber, PELTON_NO_WAIT, &delivery) == PELTON_OK) {
+        OK(pelton_subscriber_release(subscriber));
+        received++;
+    }
+    return received;
+}
+
+/* What the program does with the publisher while the callback is due. */
+static void a_due_callback_is_called_whatever_the_publisher_does_meanwhile(void) {
+    for (int what = 0; what < 4; what++) {
+        pelton_publisher_options options = PELTON_PUBLISHER_OPTIONS_INIT;
+        pelton_publisher *publisher;
+        pelton_subscriber *subscriber, *other = NULL;
+        char message[30000] = {0};
+        int code;
+        spaces = 0;
+        options.capacity = 64 << 10;
+        CHECK(uv_loop_init(&loop) == 0);
+        OK(pelton_publisher_open(NULL, &options, &publisher));
+        OK(pelton_publisher_subscriber(publisher, NULL, &subscriber));
+        OK(pelton_uv_publisher_init(&loop, &publisher_handle, publisher));
+        while ((code = pelton_publisher_send(publisher, message, 1000, PELTON_NO_WAIT)) == PELTON_OK) {
+        }
+        RETURNS(code, PELTON_AGAIN);
+        OK(pelton_uv_publisher_start(&publisher_handle, sizeof message, note_space, no_publisher_end));
+        /* A failed start changes nothing. */
+        RETURNS(pelton_uv_publisher_start(&publisher_handle, 64 << 10, publish, NULL), PELTON_TOO_LARGE);
+        /* Too little for a ring. */
+        CHECK(receive_some(subscriber, 5) == 5);
+        if (what == 0) OK(pelton_publisher_send(publisher, "small", 5, PELTON_NO_WAIT));
+        if (what == 1) RETURNS(pelton_publisher_send(publisher, message, sizeof message, PELTON_NO_WAIT), PELTON_AGAIN);
+        if (what == 2) OK(pelton_publisher_subscriber(publisher, NULL, &other));
+        receive_some(subscriber, UINT64_MAX);
+        if (what == 3) OK(pelton_publisher_wait_subscribers(publisher, 1, PELTON_NO_WAIT));
+        run_to_the_end();
+        CHECK(spaces == 1);
+        OK(pelton_close(subscriber));
+        if (other) OK(pelton_close(other));
+    }
+}
+
 int main(void) {
     static const test tests[] = {
         TEST(a_client_opens_in_the_loop_of_its_service),
         TEST(a_sender_opens_in_the_loop_of_its_receiver),
         TEST(a_subscriber_opens_in_the_loop_of_its_publisher),
+        TEST(a_due_callback_is_called_whatever_the_publisher_does_meanwhile),
         TEST(without_a_listener_the_callback_has_the_reason),
         TEST(a_listener_that_never_answers_keeps_the_loop_running_until_the_open_is_cancelled),
     };

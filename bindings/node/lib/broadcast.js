@@ -59,8 +59,9 @@ class Publisher extends Endpoint {
     const admit = () => {
       try {
         if (!endpoint.closed) endpoint.admit();
-      } catch {
-        // The next call fails with it.
+      } catch (error) {
+        // During a step, that admits.
+        if (error.code !== 'wrong_thread') process.emitWarning(error);
       }
     };
     super(endpoint, arm, 'publisher', admit);
@@ -105,8 +106,8 @@ class Publisher extends Endpoint {
 
 class Subscriber extends Endpoint {
   #copies;
-  // The number of the message that was read last, how many were missed before it, and in all.
-  #numbers = new Float64Array(3);
+  // The number of the message that was read last, and how many were missed before it.
+  #numbers = new Float64Array(2);
   #attempt = () => this.#take();
 
   constructor(endpoint) {

@@ -300,7 +300,8 @@ declare abstract class BroadcastEndpoint {
 /**
  * The sending endpoint of a broadcast: up to 64 subscribers receive each message, which is in memory once. It admits
  * them whenever they connect, and keeps the process alive until it is closed, unless `unref()` was called. The end of a
- * subscriber is no error. After `close` the subscribers receive what the lane has for them.
+ * subscriber is no error. What fails while it admits one is a warning of the process, and is tried again. After `close`
+ * the subscribers receive what the lane has for them. Worker threads subscribe by the name, too.
  *
  * @example
  * const publisher = publish('prices', { history: 100 });
@@ -348,7 +349,8 @@ export class Subscriber extends BroadcastEndpoint implements AsyncIterable<Deliv
   tryRecv(): Delivery | null;
   /**
    * After `peer_died` or `closed`: waits for the publisher's successor under the same name, and joins it with the same
-   * options. Its messages count from 1. Fails with `refused` while the publisher is alive.
+   * options. Its messages count from 1. After `timed_out`, call it again, or close the subscriber: a successor may
+   * count it already. Fails with `refused` while the publisher is alive.
    */
   resume(options?: WaitOptions): Promise<void>;
   /** Messages missed so far, also at the very end of a broadcast; with `latest`, those skipped. */

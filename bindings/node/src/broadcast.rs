@@ -130,9 +130,10 @@ impl Publisher {
     #[napi]
     pub fn admit(&self) -> Result<()> {
         let mut endpoint = self.0.borrow()?;
-        endpoint.get()?.admit().map_err(raise)?;
+        let admitted = endpoint.get()?.admit();
+        // Also after an error: the publisher tries again at intervals.
         endpoint.watch_idle();
-        Ok(())
+        admitted.map(|_| ()).map_err(raise)
     }
 
     /// Begins to wait until there are `count` subscribers: a step.
@@ -189,7 +190,7 @@ impl Subscriber {
 }
 
 /// Copies the next message to `space`, its size to `size`, and its number to `numbers`, with how many were missed
-/// before it, and in all. Returns 1; -1 if there is none; of one that does not fit, -2 less its bytes, and it stays the
+/// before it. Returns 1; -1 if there is none; of one that does not fit, -2 less its bytes, and it stays the
 /// next.
 fn read_one(
     subscriber: &mut pelton::Subscriber,
@@ -199,17 +200,13 @@ fn read_one(
 ) -> Result<i64> {
     let Some(delivery) = subscriber.try_receive().map_err(raise)? else { return Ok(-1) };
     let bytes = delivery.len();
-    let (Some(target), [size, ..], [number, missed, missed_in_all, ..]) = (space.get_mut(..bytes), size, numbers)
+    let (Some(target), [size, ..], [number, missed, ..]) = (space.get_mut(..bytes), size, numbers)
     else {
         delivery.into_record();
         return Ok(-2 - bytes as i64);
     };
     target.copy_from_slice(&delivery);
-    (*size, *number) = (bytes as u32, delivery.number() as f64);
-    drop(delivery);
-    // Since the last one that was read: the delivery's own number is gone if it did not fit at first.
-    let all = subscriber.missed() as f64;
-    (*missed, *missed_in_all) = (all - *missed_in_all, all);
+    (*size, *number, *missed) = (bytes as u32, delivery.number() as f64, delivery.missed() as f64);
     Ok(1)
 }
 

@@ -141,6 +141,19 @@ test('an_end_is_an_error_and_a_successor_continues', options, async () => {
   const { data, number } = await subscriber.recv(LIMIT);
   assert.deepEqual([`${data}`, number, subscriber.info().peerPid], ['one', 1, second.pid]);
   second.kill('SIGKILL');
+  await assert.rejects(subscriber.recv(LIMIT), coded('peer_died'));
+  await second.ended;
+  // This one sends when the subscriber waits in the loop.
+  const third = publish(at);
+  await subscriber.resume(LIMIT);
+  for (const text of ['waited for', 'and again']) {
+    const waiting = subscriber.recv(LIMIT);
+    await new Promise(setImmediate);
+    await third.send(Buffer.from(text));
+    assert.equal(`${(await waiting).data}`, text);
+  }
+  third.close();
+  await assert.rejects(subscriber.recv(LIMIT), coded('closed'));
   subscriber.close();
 });
 

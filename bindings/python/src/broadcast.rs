@@ -409,8 +409,9 @@ impl Subscriber {
 
     /// After `PeerDied` or `Closed`: waits up to `timeout` seconds for the publisher's successor under the same name.
     ///
-    /// Joins it with the same options; its messages count from 1. Raises `Refused` while the publisher is alive, and
-    /// for a subscriber of a thread; `TimedOut`.
+    /// Joins it with the same options; its messages count from 1, and `fileno` stays the same. Raises `TimedOut`: the
+    /// next call continues, so call it again, or close the subscriber, which a successor may count already. Raises
+    /// `Refused` while the publisher is alive, and for a subscriber of a thread.
     #[pyo3(signature = (timeout=None))]
     fn resume(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let resumed = self

@@ -179,6 +179,28 @@ def test_an_end_is_raised_and_a_successor_continues(name: str, start: Start) -> 
         assert (delivery.data, delivery.number, subscriber.info().peer_pid) == (b"one", 1, second.pid)
 
 
+def test_a_resume_in_steps_joins_a_publisher_that_seldom_calls(name: str) -> None:
+    publisher = pelton.publish(name)
+    opening = pelton.Subscriber.start_connect(name)
+    while (subscriber := opening.try_finish()) is None:
+        publisher.admit()
+    descriptor = subscriber.fileno()
+    publisher.close()
+    with pytest.raises(pelton.Closed):
+        subscriber.recv(LIMIT)
+    with pelton.publish(name) as successor, subscriber:
+        for steps in range(10):
+            try:
+                subscriber.resume(0)
+                break
+            except pelton.TimedOut:
+                assert successor.admit() == 0 or steps > 0
+        assert subscriber.fileno() == descriptor and subscriber.arm()
+        successor.send(b"one")
+        assert select.select([descriptor], [], [], LIMIT)[0]
+        assert subscriber.recv(LIMIT).number == 1
+
+
 def test_handles_are_closed_once_and_refuse_a_forked_child() -> None:
     publisher = small()
     subscriber = publisher.subscriber()
@@ -235,6 +257,33 @@ def test_a_loop_admits_publishes_and_receives(name: str, run: Run) -> None:
                 await publishing
                 assert numbers == list(range(2, 1002)) and subscriber.missed == 0
                 assert subscriber.info().messages == 1000
+
+    run(main())
+
+
+def test_a_subscriber_that_joins_wakes_the_task_that_waits(run: Run) -> None:
+    async def main() -> None:
+        async with pelton.aio.publish(capacity=1 << 16) as publisher:
+            waiting = asyncio.create_task(publisher.wait_subscribers(1))
+            await asyncio.sleep(0)
+            first = publisher.subscriber()
+            await waiting
+            while publisher.try_send(bytes(1000)):
+                pass
+            sending = asyncio.create_task(publisher.send(bytes(30_000)))
+            await asyncio.sleep(0)
+            # It has rung when the next one joins, and rings no more.
+            while first.try_recv():
+                pass
+            second = publisher.subscriber()
+            await sending
+            first.close()
+            waiting = asyncio.create_task(publisher.wait_released())
+            await asyncio.sleep(0)
+            assert len((await second.recv()).data) == 30_000
+            publisher.subscriber().close()
+            await waiting
+            second.close()
 
     run(main())
 

@@ -83,8 +83,9 @@ impl PublisherPath {
         Ok((link, self.table.clone()))
     }
 
-    /// Whether the subscriber of a slot keeps its place without a process.
+    /// Whether the subscriber of a slot, whose process has gone, keeps its place: it has a name, and has begun.
     pub(crate) fn is_durable(&self, slot: u32) -> bool {
-        table_of(&self.table).slot(slot).durable().is_some()
+        let table = table_of(&self.table);
+        table.slot(slot).durable().is_some() && table.has_begun(slot)
     }
 }

@@ -18,11 +18,11 @@ use crate::options::{Options, maker};
 use crate::receiver::{self, Receiver};
 use crate::sender::{self, Sender, SenderMemory, SenderParts};
 use crate::settings::{HANDSHAKE_TIMEOUT, Settings};
-use crate::subscriber::Subscriber;
+use crate::subscriber::{Subscriber, SubscriberParts};
 use crate::transport::{Queue, ThreadTransport};
 use crate::wait::{ConnectDeadline, Deadline};
 use pelton_lane::{Position, failpoint};
-use pelton_os::socket::Socket;
+use pelton_os::socket::{Socket, first_readable};
 use pelton_os::{Timer, membarrier};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -126,7 +126,11 @@ impl Subscriber {
 
     /// After [`Error::PeerDied`] or [`Error::Closed`]: waits for the publisher's successor under the same name, and
     /// joins it with the same options. Its lane is a new one, whose messages count from 1; in a directory the lane and
-    /// its numbers continue. All messages of the former publisher were received before. Returns false at `deadline`.
+    /// its numbers continue. All messages of the former publisher were received before. The descriptor stays the same.
+    ///
+    /// Returns false at `deadline`. A successor that has answered by then may count this subscriber: the next call
+    /// continues there, so call it again, or drop the subscriber. [`Deadline::Now`] does not wait, and takes one step;
+    /// a publisher answers within its calls, twice.
     ///
     /// # Errors
     /// [`Error::Refused`] between threads, and while the publisher is there; as [`Options::connect_subscriber`].
@@ -141,14 +145,29 @@ impl Subscriber {
         if self.endpoint.departure.is_none() {
             return Err(Error::Refused("the publisher is alive: there is nobody to succeed it".to_owned()));
         }
-        let options = Settings { connect_deadline: ConnectDeadline::At(deadline.into()), ..options };
-        let missed = self.missed;
-        match in_call(connect_subscriber(name, options, Waiter::Thread)) {
-            Ok(successor) => *self = successor,
-            Err(Error::TimedOut(_) | Error::NoListener { .. }) => return Ok(false),
-            Err(error) => return Err(error),
-        }
-        self.missed = missed;
+        let (deadline, doorbells) = (deadline.into().instant(), &self.endpoint.doorbells);
+        let mut joining = match self.joining.take() {
+            Some(joining) => joining,
+            None => {
+                let options = Settings { connect_deadline: ConnectDeadline::At(Deadline::Never), ..options.clone() };
+                let (name, doorbells) = (name.clone(), doorbells.clone());
+                Opening::new(|waiter| async move { join(&name, &options, &doorbells, &waiter).await })?
+            }
+        };
+        let parts = loop {
+            if let Some(parts) = joining.try_finish()? {
+                break parts;
+            }
+            let readable = first_readable(&[joining.as_fd()], deadline);
+            if readable.map_err(Error::system("waiting for a publisher"))?.is_none() {
+                self.joining = Some(joining);
+                return Ok(false);
+            }
+        };
+        self.parts.link.lose_peer(doorbells);
+        let mut successor = Subscriber::new(parts, doorbells.clone(), &options)?;
+        (successor.missed, successor.reconnect) = (self.missed, Some((name, options)));
+        *self = successor;
         Ok(true)
     }
 }
@@ -563,10 +582,16 @@ fn begin_handshake(
 
 async fn connect_subscriber(name: Name, options: Settings, waiter: Waiter) -> Result<Subscriber> {
     options.checked_sizes()?;
-    let (parts, doorbells) = reach(&name, &options, &waiter, |handshake| new_subscriber(handshake, &options)).await?;
+    let doorbells = Doorbells::new()?;
+    let parts = join(&name, &options, &doorbells, &waiter).await?;
     let mut subscriber = Subscriber::new(parts, doorbells, &options)?;
     subscriber.reconnect = Some((name, options));
     Ok(subscriber)
+}
+
+/// Joins the publisher that listens under the name.
+async fn join(name: &Name, options: &Settings, doorbells: &Doorbells, waiter: &Waiter) -> Result<SubscriberParts> {
+    reach(name, options, waiter, |handshake| new_subscriber(handshake, options, doorbells)).await
 }
 
 /// Creates both endpoints of a channel between threads.

@@ -546,12 +546,13 @@ impl Directory {
         // No process adds a file while this one holds the growth lock. Reads the names now, because that needs a
         // descriptor: after the rename it is too late to fail.
         let names = self.dir.names()?;
-        let foreign = names.iter().filter(|name| match known(name) {
+        let is_broadcast = self.header.is_broadcast;
+        let foreign = names.iter().filter(|name| match known(name, is_broadcast) {
             // A directory cannot be unlinked. Detects it before any file is removed.
             _ if self.dir.is_directory(name) => true,
             Known::Channel => false,
             // A sender that died while it added a lane left files of the first uncounted one.
-            Known::Lane(number) => number > lanes && !self.header.is_broadcast,
+            Known::Lane(number) => number > lanes && !is_broadcast,
             Known::Foreign => true,
         });
         let foreign: Vec<String> = foreign.map(|name| format!("{name:?}")).collect();
@@ -559,7 +560,7 @@ impl Directory {
             let problem = format!("{} in it is not of the channel: move that away first", first_few(&foreign));
             return Err(self.refuse(problem));
         }
-        if self.header.is_broadcast {
+        if is_broadcast {
             let roles = self.broadcast_roles()?;
             return self.remove_files(names, roles);
         }

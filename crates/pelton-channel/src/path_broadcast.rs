@@ -2,7 +2,7 @@
 //! durable one keeps its place while no process uses it. `directory/broadcast.rs` has the files.
 
 use crate::broadcast_role::{BroadcastRole, PublisherPath};
-use crate::directory::{Access, Directory, PublisherRole, SubscriberRole};
+use crate::directory::{Access, Directory, PublisherRole, SubscriberRole, table_of};
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::link::{Link, PASSED_MAX, UNKNOWN_PEER};
@@ -101,14 +101,15 @@ pub(crate) fn cursor_at(slot: u32) -> usize {
 
 impl Publisher {
     /// Finds the processes of the subscribers that have joined by themselves. An unnamed one without a process is dead,
-    /// and is removed.
+    /// and is removed, as is one whose files this side does not accept. After another failure it goes on with the
+    /// others.
     pub(crate) fn meet_subscribers(&mut self) -> Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let is_known = |slot: u32, join| {
             self.subscriptions[slot as usize].as_ref().is_some_and(|subscription| subscription.join == join)
         };
         let joined: Vec<_> = self.lane.joined().filter(|(slot, join, _)| !is_known(*slot, *join)).collect();
-        let mut away = Vec::new();
+        let (mut away, mut result) = (Vec::new(), Ok(()));
         for (slot, join, joins) in joined {
             // Numbers may be given twice after 2^32 joins: those of present subscribers are not.
             self.number = loop {
@@ -119,7 +120,21 @@ impl Publisher {
                     break next;
                 }
             };
-            let (link, cursor) = path.meet(slot, self.number, joins, &self.endpoint.doorbells)?;
+            let (link, cursor) = match path.meet(slot, self.number, joins, &self.endpoint.doorbells) {
+                Ok(met) => met,
+                Err(Error::NotAChannel { .. }) => {
+                    // Its files are of an owner whom this side does not permit, or are lost. It must not hold up the
+                    // others, and finds out that it is passed.
+                    self.lane.remove(join);
+                    self.corrupt += 1;
+                    continue;
+                }
+                Err(error) => {
+                    // The next call repeats it.
+                    result = Err(error);
+                    continue;
+                }
+            };
             if link.peer().is_none() {
                 away.push(join);
             }
@@ -131,7 +146,7 @@ impl Publisher {
             failpoint("publisher: met a subscriber");
         }
         away.into_iter().for_each(|join| self.lose(join));
-        Ok(())
+        result
     }
 
     /// The process of a subscriber has gone. One without a durable name is removed.
@@ -189,10 +204,22 @@ async fn open_subscriber(path: &Path, options: &Settings, waiter: &Waiter) -> Re
         pid: std::process::id(),
     };
     let (memory, limit) = (broadcast_memory(&page, &data), directory.message_bytes_max());
+    let corrupt = |problem| Error::Corrupt(format!("{}: {problem}", directory.path().display()));
+    if let Some(name) = &options.durable
+        && joining.policy.reads_in_place()
+        && let Some(former) = table_of(&table).continued_policy(slot).map_err(corrupt)?
+        && !former.reads_in_place()
+    {
+        let (path, by) =
+            (directory.path().display(), if former.holds_ns() == 0 { "lag" } else { "gate with lag_after" });
+        return Err(Error::Refused(format!(
+            "the durable subscription {name:?} of {path} is by {by}, and may have missed messages: subscribe by that again, or remove it (`pelton rm {path} --durable {name}`) to begin anew by gate"
+        )));
+    }
     // SAFETY: the segments have the sizes in the page, which the directory has checked; `SubscriberParts` drops them
     // after the lane and the sleeper. This process has the lock of the slot until then.
     let lane = unsafe { BroadcastConsumer::join_by_path(memory, table.base().cast(), joining, limit, can_barrier) };
-    let lane = lane.map_err(|problem| Error::Corrupt(format!("{}: {problem}", directory.path().display())))?;
+    let lane = lane.map_err(corrupt)?;
     failpoint("subscriber: joined");
     // SAFETY: as above.
     let sleeper = unsafe { lane.sleeper(can_barrier) };
@@ -222,7 +249,11 @@ impl Subscriber {
             match link.find_peer(&self.endpoint.doorbells, stated)? {
                 Found::Nothing => break,
                 Found::Peer(peer) => {
-                    (path.past, path.is_gone) = (0, false);
+                    path.is_gone = false;
+                    // Otherwise it is a successor that has not begun, and the page is still its predecessor's.
+                    if !lane.has_producer_closed() {
+                        path.past = 0;
+                    }
                     self.endpoint.spin.set_peer(Some(peer));
                     break;
                 }

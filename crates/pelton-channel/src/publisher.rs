@@ -52,6 +52,10 @@ const HOLD_TIMER: u32 = u32::MAX;
 /// one that does. A killed subscriber holds nothing up, a stopped one does. [`Options::hold_max`] refuses such
 /// subscribers.
 ///
+/// If the slowest subscriber gates on the processor of the publisher, [`Publisher::send`] also pauses once 2 MiB are
+/// unreleased, until it has released half of its messages, but at most 10 ms: otherwise that one would not run. Then
+/// the rest of the capacity is used. Not with [`Options::history`], or while a subscriber may lag.
+///
 /// ```
 /// # fn main() -> pelton::Result<()> {
 /// let name = format!("unix:{}/publisher-doc-{}", std::env::temp_dir().display(), std::process::id());
@@ -91,7 +95,9 @@ pub struct Publisher {
     /// The subscriber (`Subscription::join`) that held the publisher up at its last check, until it is held up no more.
     holder: Option<u64>,
     /// Subscribers that were removed because their cursor broke the rules.
-    corrupt: u64,
+    pub(crate) corrupt: u64,
+    /// An event loop waits: the last [`Publisher::arm`] has returned [`Armed::Waiting`].
+    is_awaited: bool,
     /// For an event loop: when a subscriber will have held the publisher up for long enough.
     timer: Timer,
 }
@@ -222,6 +228,7 @@ impl Publisher {
             last_check_ns: 0,
             holder: None,
             corrupt: 0,
+            is_awaited: false,
             timer,
         })
     }
@@ -234,7 +241,8 @@ impl Publisher {
         Options::new().publish_at(name)
     }
 
-    /// A subscriber for a thread of this process, which has joined already. Does not wait.
+    /// A subscriber for a thread of this process, which has joined already. Does not wait. Makes the descriptor
+    /// readable: an event loop that waits arms again.
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {
@@ -256,7 +264,14 @@ impl Publisher {
     /// [`Error::Refused`] if the publisher has 64 subscribers, or does not take the policy, or is of a directory;
     /// [`Error::Forked`]; [`Error::System`].
     pub fn subscriber(&mut self, options: &Options<maker::Subscribe>) -> Result<Subscriber> {
-        self.admit()?;
+        self.endpoint.check_owner()?;
+        let subscriber = self.attend().and_then(|()| self.subscriber_here(options));
+        // An event loop may wait for a subscriber, too.
+        self.endpoint.doorbells.local_wake().ring();
+        subscriber
+    }
+
+    fn subscriber_here(&mut self, options: &Options<maker::Subscribe>) -> Result<Subscriber> {
         if self.path.is_some() {
             let text = "subscribers of a broadcast in a directory join by themselves: use open_subscriber";
             return Err(Error::Refused(text.to_owned()));
@@ -339,13 +354,27 @@ impl Publisher {
     #[cold]
     #[inline(never)]
     fn send_slow(&mut self, payload: &[u8], deadline: Deadline) -> Result<Sent> {
-        match self.find_space(payload.len() as u64, deadline)? {
-            Some(space) => {
-                self.fill(space, payload);
-                Ok(Sent::Sent)
-            }
-            None if deadline == Deadline::Now => Ok(Sent::Full),
-            None => Ok(Sent::TimedOut),
+        let found = self.find_space(payload.len() as u64, deadline);
+        let is_sent = found.map(|space| space.map(|space| self.fill(space, payload)).is_some());
+        self.renew_wait();
+        Ok(match is_sent? {
+            true => Sent::Sent,
+            false if deadline == Deadline::Now => Sent::Full,
+            false => Sent::TimedOut,
+        })
+    }
+
+    /// After a call that may have ended the announced sleep: an event loop that waits for its ring has to arm again.
+    fn renew_wait(&mut self) {
+        if self.is_awaited && !self.lane.is_armed() {
+            self.wake_loop();
+        }
+    }
+
+    /// Has an event loop that waits arm again: this call may have taken what it waits for.
+    fn wake_loop(&mut self) {
+        if std::mem::take(&mut self.is_awaited) {
+            self.endpoint.doorbells.local_wake().ring();
         }
     }
 
@@ -453,7 +482,9 @@ impl Publisher {
         let Some(holder) = self.lane.holder() else { return false };
         // The next reservation has to find that the lane is not full any more.
         self.lane.end_fast_path();
-        let Some(subscription) = &mut self.subscriptions[holder.slot as usize] else { return false };
+        // One that has just joined by itself: the publisher meets it before it sleeps.
+        let subscription = self.subscriptions[holder.slot as usize].as_mut();
+        let Some(subscription) = subscription.filter(|found| found.join == holder.join) else { return false };
         let (now, mut noted) = (Instant::now(), subscription.held);
         if matches!(want, Want::Released) {
             // All that it has to release may take longer than one message's space: one that goes on is waited for.
@@ -516,19 +547,22 @@ impl Publisher {
     }
 
     /// Admits subscribers that have connected, and lets go those that have ended. Does not wait. Returns how many there
-    /// are. Call it when the descriptor is readable, if there is nothing to send. After [`Publisher::arm`], arm again.
+    /// are. Call it when the descriptor is readable, if there is nothing to send. While an event loop waits after
+    /// [`Publisher::arm`], this makes the descriptor readable: it arms again.
     ///
     /// # Errors
     /// [`Error::Forked`]; [`Error::System`], for instance when descriptors run out.
     pub fn admit(&mut self) -> Result<usize> {
         self.endpoint.check_owner()?;
         self.endpoint.doorbells.drain()?;
-        self.attend()?;
-        Ok(self.subscriber_count())
+        let attended = self.attend();
+        self.wake_loop();
+        attended.map(|()| self.subscriber_count())
     }
 
     /// Subscribers that this publisher has removed so far because their cursor broke the rules of the layout. Each then
-    /// reports that the publisher has ended.
+    /// reports that the publisher has ended. In a directory, one that gates reports [`Error::Corrupt`] once its
+    /// messages are overwritten, and those whose files this side does not accept count too.
     pub fn corrupt_subscribers(&self) -> u64 {
         self.corrupt
     }
@@ -590,11 +624,15 @@ impl Publisher {
     /// As [`Publisher::admit`].
     pub fn wait_released_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
         self.endpoint.check_owner()?;
-        self.attend()?;
-        let until = deadline.into().until();
+        let released = self.attend().and_then(|()| self.await_released(deadline.into()));
+        self.renew_wait();
+        released
+    }
+
+    fn await_released(&mut self, deadline: Deadline) -> Result<bool> {
         let mut released = Space { publisher: self, want: Want::Released };
         while !released.poll()? {
-            let Some(until) = until else { return Ok(false) };
+            let Some(until) = deadline.until() else { return Ok(false) };
             if !wait::wait(&mut released, until)? {
                 return Ok(false);
             }
@@ -604,7 +642,8 @@ impl Publisher {
     }
 
     /// For an event loop: makes the descriptor readable when there is space for a message of `bytes`. It is readable
-    /// too while a subscriber waits to be admitted, or has ended: this method does both. Does not wait.
+    /// too while a subscriber waits to be admitted, or has ended: this method does both. Does not wait. A call that
+    /// sends, or admits, meanwhile ends this, and makes the descriptor readable: arm again.
     ///
     /// # Errors
     /// As [`Publisher::try_send`].
@@ -629,6 +668,7 @@ impl Publisher {
         failpoint("publisher arms: drained");
         self.attend()?;
         let armed = Space { publisher: self, want }.arm()?;
+        self.is_awaited = armed;
         if !armed || self.lane.needs_timed_wait() {
             // As in `Sender::arm`.
             self.endpoint.doorbells.local_wake().ring();
@@ -647,7 +687,10 @@ impl Publisher {
     pub fn busy_poll(&mut self, bytes: usize) -> Result<bool> {
         self.endpoint.check_owner()?;
         self.check_size(bytes)?;
-        wait::busy_poll(&mut Space { publisher: self, want: Want::Message(bytes as u64) }, BUSY_POLL, bytes as u64)
+        let bytes = bytes as u64;
+        let found = wait::busy_poll(&mut Space { publisher: self, want: Want::Message(bytes) }, BUSY_POLL, bytes);
+        self.renew_wait();
+        found
     }
 
     fn check_size(&self, bytes: usize) -> Result<()> {
@@ -660,6 +703,7 @@ impl Publisher {
     /// Undoes [`Publisher::arm`].
     pub fn disarm(&mut self) {
         if self.endpoint.owner.is_current() {
+            self.is_awaited = false;
             self.lane.disarm();
         }
     }
@@ -870,6 +914,16 @@ impl Side for Space<'_> {
                 self.disarm();
                 return Ok(false);
             }
+            // The end of one that has joined by itself, and that this side has not met, would wake nobody.
+            let publisher = &mut *self.publisher;
+            let is_unknown = publisher.lane.holder().is_some_and(|holder| {
+                publisher.subscriptions[holder.slot as usize].as_ref().is_none_or(|found| found.join != holder.join)
+            });
+            if is_unknown {
+                self.disarm();
+                self.publisher.attend()?;
+                return Ok(false);
+            }
             // The poll ends the sleep when it lets the holder lag: the next slowest would not ring.
             if self.publisher.lane.is_armed() {
                 return Ok(true);
@@ -960,6 +1014,8 @@ mod tests {
             let mut subscriber = publisher.subscriber(&Options::new()).unwrap();
             let _ = subscriber.arm().unwrap();
             subscriber.disarm();
+            // Drains the wake for an event loop, which would end the first sleep.
+            assert_eq!(publisher.admit().unwrap(), 1);
             body(publisher, subscriber);
         };
         std::thread::scope(|scope| scope.spawn(run).join()).unwrap();
@@ -988,6 +1044,47 @@ mod tests {
             (0..3 * LEAD / 60_008).for_each(|_| publisher.send(&MESSAGE).unwrap());
             assert_eq!((publisher.counters().waits, publisher.counters().sleeps), (0, 0));
         });
+    }
+
+    /// A subscriber that joins by itself while the publisher is about to sleep, and ends before it rings.
+    #[test]
+    fn a_publisher_that_sleeps_knows_the_subscriber_that_holds_it_up() {
+        use crate::directory::{Access, Directory};
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("b");
+        let mut publisher = Options::new().capacity(1 << 16).create_publisher(&path).unwrap();
+        let directory = Directory::open_broadcast(&path, &Access { uids: Vec::new(), mode: 0o700 }).unwrap().unwrap();
+        let claimed = directory.claim_subscriber_until(None, None, &crate::opening::Waiter::Thread);
+        let role = crate::opening::in_call(claimed).unwrap();
+        let (from, policy) = (StartFrom::Now, pelton_lane::Policy::Gate);
+        let joining = pelton_lane::JoinByPath { slot: role.slot, policy, from, continues: false, pid: 1 };
+        let (page, data) = (Arc::new(role.page), Arc::new(role.data));
+        let (memory, table) = (broadcast_memory(&page, &data), role.table.base().cast());
+        // SAFETY: the segments live until the end of this function, as do the locks of both roles.
+        let joined = unsafe { pelton_lane::BroadcastConsumer::join_by_path(memory, table, joining, 1024, true) };
+        let _joined = joined.unwrap();
+        // No check at an interval finds it.
+        publisher.last_check_ns = u64::MAX;
+        while publisher.try_reserve_and_send() {}
+        publisher.last_check_ns = u64::MAX;
+        while !(Space { publisher: &mut publisher, want: Want::Message(1000) }).arm().unwrap() {}
+        assert!(publisher.subscriptions[role.slot as usize].is_some());
+        // Its life ends. The lock stays, so nothing else joins there.
+        drop(role.liveness);
+        let end = Instant::now() + Duration::from_secs(20);
+        assert!(publisher.endpoint.doorbells.sleep(Some(end)).unwrap() != Ready::TimedOut);
+        publisher.disarm();
+        assert_eq!(publisher.try_send(&MESSAGE[..1000]).unwrap(), Sent::Sent);
+    }
+
+    impl Publisher {
+        /// Sends, if there is space, without the check of a send that finds none.
+        fn try_reserve_and_send(&mut self) -> bool {
+            let Some(space) = self.reserve(1000).unwrap() else { return false };
+            self.lane.copy_in(space, &MESSAGE[..1000]);
+            let _ = self.lane.commit(space, 1000);
+            true
+        }
     }
 
     #[test]

@@ -64,6 +64,8 @@ pub struct Sender {
     window: Window,
     /// The number of the next message at the last pause for a receiver on the same processor.
     paused_at: Option<u32>,
+    /// An event loop waits: the last [`Sender::arm`] has returned [`Armed::Waiting`].
+    is_awaited: bool,
 }
 
 /// How a sender reaches a successor of its receiver.
@@ -214,7 +216,15 @@ impl Sender {
         if options.traced {
             parts.lane.permit_traced();
         }
-        Ok(Sender { parts, endpoint, descriptors: VecDeque::new(), unsent: 0, window, paused_at: None })
+        Ok(Sender {
+            parts,
+            endpoint,
+            descriptors: VecDeque::new(),
+            unsent: 0,
+            window,
+            paused_at: None,
+            is_awaited: false,
+        })
     }
 
     /// Copies a message into the lane, if there is space now. Never waits.
@@ -334,11 +344,30 @@ impl Sender {
         &mut self,
         want: WaitCondition,
         deadline: Deadline,
-        mut reserve: impl FnMut(&mut Producer) -> std::result::Result<Option<T>, LaneError>,
+        reserve: impl FnMut(&mut Producer) -> std::result::Result<Option<T>, LaneError>,
     ) -> Result<Option<T>> {
         if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
+        let found = self.find_or_wait(want, deadline, reserve);
+        self.renew_wait();
+        found
+    }
+
+    /// After a call that may have ended the announced sleep: an event loop that waits for its ring has to arm again.
+    fn renew_wait(&mut self) {
+        if self.is_awaited && !self.parts.lane.is_armed() {
+            self.is_awaited = false;
+            self.endpoint.doorbells.local_wake().ring();
+        }
+    }
+
+    fn find_or_wait<T>(
+        &mut self,
+        want: WaitCondition,
+        deadline: Deadline,
+        mut reserve: impl FnMut(&mut Producer) -> std::result::Result<Option<T>, LaneError>,
+    ) -> Result<Option<T>> {
         self.find_window();
         if let Some(space) = self.find_nearby(want, deadline, &mut reserve)? {
             return Ok(Some(space));
@@ -803,11 +832,13 @@ impl Sender {
         if self.unreleased() == 0 {
             return Ok(true);
         }
-        wait::wait(&mut FreeSpace { sender: self, want: WaitCondition::Empty }, deadline)
+        let found = wait::wait(&mut FreeSpace { sender: self, want: WaitCondition::Empty }, deadline);
+        self.renew_wait();
+        found
     }
 
     /// For an event loop: makes the descriptor readable when there is space for a message of `bytes`, or the receiver
-    /// leaves. Does not wait.
+    /// leaves. Does not wait. A call that sends meanwhile ends this, and makes the descriptor readable: arm again.
     ///
     /// # Errors
     /// As [`Sender::try_send`]: here a loop detects that the receiver has left.
@@ -816,6 +847,7 @@ impl Sender {
         self.endpoint.doorbells.drain()?;
         failpoint("sender arms: drained");
         let armed = FreeSpace { sender: self, want: WaitCondition::Message(bytes as u64, 0) }.arm()?;
+        self.is_awaited = armed;
         if self.is_peer_gone()? {
             self.note_end();
             return Err(self.not_usable());
@@ -853,6 +885,7 @@ impl Sender {
         }
         self.endpoint.doorbells.drain()?;
         let armed = FreeSpace { sender: self, want: WaitCondition::Empty }.arm()?;
+        self.is_awaited = armed;
         if self.is_peer_gone()? {
             self.note_end();
             return self.wait_released_until(Deadline::Now).map(|_| Armed::Ready);
@@ -873,7 +906,9 @@ impl Sender {
     pub fn busy_poll(&mut self, bytes: usize) -> Result<bool> {
         self.check_wait_for(bytes)?;
         let want = WaitCondition::Message(bytes as u64, 0);
-        wait::busy_poll(&mut FreeSpace { sender: self, want }, BUSY_POLL, bytes as u64)
+        let found = wait::busy_poll(&mut FreeSpace { sender: self, want }, BUSY_POLL, bytes as u64);
+        self.renew_wait();
+        found
     }
 
     /// Checks that the sender can be used, and that there can ever be space for a message of `bytes`.
@@ -903,6 +938,7 @@ impl Sender {
     /// Undoes [`Sender::arm`].
     pub fn disarm(&mut self) {
         if self.endpoint.owner.is_current() {
+            self.is_awaited = false;
             self.parts.lane.disarm();
         }
     }

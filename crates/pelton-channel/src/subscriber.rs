@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::lockstep::Lockstep;
 use crate::name::Name;
+use crate::opening::Opening;
 #[cfg(doc)]
 use crate::options::Options;
 #[cfg(doc)]
@@ -51,6 +52,8 @@ pub struct Subscriber {
     lockstep: Lockstep,
     /// How to reach the publisher's successor; `None` between threads.
     pub(crate) reconnect: Option<(Name, Settings)>,
+    /// The connection to a successor, from one [`Subscriber::resume_until`] to the next.
+    pub(crate) joining: Option<Opening<SubscriberParts>>,
     /// In a directory: its role there.
     pub(crate) path: Option<BroadcastRole>,
 }
@@ -114,6 +117,7 @@ impl Subscriber {
             backoff: Backoff::new(),
             lockstep: Lockstep::default(),
             reconnect: None,
+            joining: None,
             path: None,
         })
     }
@@ -586,22 +590,25 @@ impl Subscriber {
     /// nothing else.
     #[inline]
     pub fn delivery_of(&mut self, record: Option<Record>) -> Delivery<'_> {
-        Delivery { subscriber: self, record, missed: 0 }
+        let missed = std::mem::take(&mut self.missed_now);
+        Delivery { subscriber: self, record, missed }
     }
 }
 
 #[doc(hidden)]
 impl Delivery<'_> {
-    /// Ends the borrow, and releases nothing. See [`Subscriber::delivery_of`].
+    /// Ends the borrow, and releases nothing: the message stays the next one. See [`Subscriber::delivery_of`].
     #[inline]
     pub fn into_record(self) -> Option<Record> {
-        std::mem::ManuallyDrop::new(self).record
+        let mut kept = std::mem::ManuallyDrop::new(self);
+        kept.subscriber.missed_now = kept.missed;
+        kept.record
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::Options;
+    use crate::{Options, Policy};
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     #[test]
@@ -614,5 +621,22 @@ mod tests {
         unsafe { publisher.data().base().cast::<AtomicU64>().as_ref() }.store(0, Relaxed);
         assert_eq!(subscriber.try_receive().unwrap().as_deref(), Some(&b"first"[..]));
         assert!(subscriber.try_receive().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_message_that_is_not_taken_keeps_what_was_missed_before_it() {
+        let mut publisher = Options::new().capacity(65536).publisher().unwrap();
+        let mut subscriber = publisher.subscriber(&Options::new().policy(Policy::Latest)).unwrap();
+        (0..3).for_each(|_| publisher.send(b"x").unwrap());
+        for _ in 0..2 {
+            let delivery = subscriber.try_receive().unwrap().unwrap();
+            assert_eq!((delivery.number(), delivery.missed()), (3, 2));
+            let record = delivery.into_record();
+            assert_eq!(subscriber.delivery_of(record).into_record().is_some(), record.is_some());
+        }
+        let record = subscriber.try_receive().unwrap().unwrap().into_record();
+        drop(subscriber.delivery_of(record));
+        publisher.send(b"x").unwrap();
+        assert_eq!(subscriber.try_receive().unwrap().unwrap().missed(), 0);
     }
 }

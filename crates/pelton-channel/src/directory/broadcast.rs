@@ -19,7 +19,7 @@ use pelton_lane::{
 };
 use pelton_os::lock::{self, Lock};
 use pelton_os::{Descriptor, Doorbell, Segment, allocate, own_uid};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, OFlags};
 use rustix::io::Errno;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
@@ -83,10 +83,12 @@ impl ChannelDir {
         match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => self.make_fifo(name),
             // A process died while it made it.
-            Ok(found) if found.st_uid == own_uid() && found.st_mode & 0o777 != self.bits => {
-                let bits = Mode::from_raw_mode(self.bits);
-                let changed = rustix::fs::chmodat(&self.fd, name, bits, AtFlags::empty());
-                changed.map_err(|errno| self.failed("changing the mode of", name, 0, errno))
+            Ok(found)
+                if found.st_uid == own_uid()
+                    && FileType::from_raw_mode(found.st_mode) == FileType::Fifo
+                    && found.st_mode & 0o777 != self.bits =>
+            {
+                self.open_up_fifo(name)
             }
             _ => Ok(()),
         }
@@ -167,22 +169,29 @@ impl Directory {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
             self.dir.failed("allocating", TABLE, CursorTable::CURSOR_BYTES as u64, errno)
         })?;
-        let (doorbell, life) = (of_lane(slot, DOORBELL_FILE), of_lane(slot, LIVENESS_FILE));
-        self.dir.ensure_fifo(&doorbell)?;
-        self.dir.ensure_fifo(&life)?;
+        let (doorbell, liveness) = self.subscriber_fifos(slot)?;
         Ok(SubscriberRole {
             slot,
             lock,
             page: self.publisher_page(false)?,
             data: self.segment(DATA, self.header.capacity, false)?,
             table,
-            doorbell: self.doorbell(&doorbell)?,
+            doorbell,
             publisher_doorbell: self.doorbell(PUBLISHER_DOORBELL_FILE)?,
-            liveness: self.open_liveness(&life)?,
+            liveness,
         })
     }
 
+    /// The doorbell and the liveness handle of a slot. The caller has its lock.
+    fn subscriber_fifos(&self, slot: u32) -> Result<(Doorbell, Descriptor)> {
+        let (doorbell, life) = (of_lane(slot, DOORBELL_FILE), of_lane(slot, LIVENESS_FILE));
+        self.dir.ensure_fifo(&doorbell)?;
+        self.dir.ensure_fifo(&life)?;
+        Ok((self.doorbell(&doorbell)?, self.open_liveness(&life)?))
+    }
+
     fn claim_free_slot(&self, table: &CursorTable) -> Result<Option<(u32, Lock)>> {
+        let mut refused = None;
         for slot in 0..CURSORS_MAX as u32 {
             let is_named = || table.slot(slot).name[0] != 0;
             if is_named() {
@@ -192,10 +201,22 @@ impl Directory {
                 // Another process may have named it, and may have ended, before this one had the lock.
                 && !is_named()
             {
-                return Ok(Some((slot, lock)));
+                if table.slot(slot).is_counted {
+                    // Its process has died. The publisher may not have noticed that, and must not take this one's life
+                    // for the dead one's.
+                    table.detach(slot);
+                    self.doorbell(PUBLISHER_DOORBELL_FILE)?.ring();
+                }
+                match self.subscriber_fifos(slot) {
+                    Ok(_) => return Ok(Some((slot, lock))),
+                    // They belong to a user whom this side does not permit, or to one whose process was killed while
+                    // it made them.
+                    Err(error @ Error::NotAChannel { .. }) => _ = refused.get_or_insert(error),
+                    Err(error) => return Err(error),
+                }
             }
         }
-        Ok(None)
+        refused.map_or(Ok(None), Err)
     }
 
     fn claim_durable(&self, table: &CursorTable, name: &str) -> Result<Option<(u32, Lock)>> {
@@ -245,13 +266,15 @@ impl Directory {
     pub(crate) fn remove_durable(&self, name: &str) -> Result<bool> {
         let segment = self.table(true)?;
         let table = table_of(&segment);
+        let publisher = self.doorbell(PUBLISHER_DOORBELL_FILE)?;
         let _growth = self.lock_growth()?;
         let Some(slot) = self.durable_slot(table, name) else { return Ok(false) };
         let Some(_lock) = self.try_slot(slot)? else { return Err(self.slot_taken(table, slot)) };
-        // First: an unnamed subscriber may claim the slot once it has no name.
+        // First: an unnamed subscriber may claim the slot once it has no name. And a process that is killed here leaves
+        // the name, so that the next one removes it, and rings.
         table.detach(slot);
+        publisher.ring();
         table.name(slot, "");
-        self.doorbell(PUBLISHER_DOORBELL_FILE)?.ring();
         Ok(true)
     }
 
@@ -277,10 +300,19 @@ impl Directory {
 
     /// Claims all roles of a broadcast, for its removal.
     pub(super) fn broadcast_roles(&self) -> Result<Vec<Lock>> {
-        let mut roles = vec![self.try_role(PUBLISHER)?.ok_or_else(|| self.publisher_taken())?];
-        let table = self.table(false)?;
-        for slot in 0..CURSORS_MAX as u32 {
-            roles.push(self.try_slot(slot)?.ok_or_else(|| self.slot_taken(table_of(&table), slot))?);
+        let mut roles = Vec::new();
+        // A damaged broadcast may lack a file; then no process has its roles. Only the error needs the table's words.
+        let is_there = |name| Ok::<_, Error>(self.dir.check_named(name, FileType::RegularFile)?.is_some());
+        if is_there(PUBLISHER)? {
+            roles.push(self.try_role(PUBLISHER)?.ok_or_else(|| self.publisher_taken())?);
+        }
+        let slots = if is_there(TABLE)? { CURSORS_MAX as u32 } else { 0 };
+        for slot in 0..slots {
+            let role = self.try_slot(slot)?.ok_or_else(|| match self.table(false) {
+                Ok(table) => self.slot_taken(table_of(&table), slot),
+                Err(_) => self.taken("subscriber".to_owned(), 0),
+            });
+            roles.push(role?);
         }
         Ok(roles)
     }

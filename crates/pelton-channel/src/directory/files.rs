@@ -3,7 +3,9 @@
 use super::Access;
 use super::pages::{CHANNEL, DAMAGED, Header, bytes_of};
 use crate::error::{Error, Result, failure};
-use pelton_lane::{ConsumerPage, LANES_MAX, Position, ProducerPage, ReceiverPage, SEGMENT_BYTES, WINDOW, failpoint};
+use pelton_lane::{
+    CURSORS_MAX, ConsumerPage, LANES_MAX, Position, ProducerPage, ReceiverPage, SEGMENT_BYTES, WINDOW, failpoint,
+};
 use pelton_os::{
     Descriptor, Segment, allocate, ambiguous_uid_text, can_allocate, check_file_size, is_ambiguous_uid, own_uid,
     write_at,
@@ -363,16 +365,29 @@ impl ChannelDir {
         let make = || {
             rustix::fs::mkfifoat(&self.fd, name, Mode::from_raw_mode(0o600))?;
             failpoint("make a FIFO: made");
-            let found = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
-            if found.st_gid != self.gid {
-                let gid = Some(Gid::from_raw(self.gid));
-                let _ = rustix::fs::chownat(&self.fd, name, None, gid, AtFlags::SYMLINK_NOFOLLOW);
-            }
-            rustix::fs::chmodat(&self.fd, name, Mode::from_raw_mode(self.bits), AtFlags::empty())?;
-            failpoint("make a FIFO: permissions");
             Ok(())
         };
-        make().map_err(|errno| self.failed("making", name, 0, errno))
+        make().map_err(|errno| self.failed("making", name, 0, errno))?;
+        self.open_up_fifo(name)
+    }
+
+    /// Gives a FIFO that this user has made its group and its mode. By a descriptor: a name may lead to another file by
+    /// now.
+    pub(super) fn open_up_fifo(&self, name: &str) -> Result<()> {
+        let fifo = self.open_unshared(name, FileType::Fifo, OFlags::RDONLY)?;
+        let change = || {
+            let found = rustix::fs::fstat(&fifo)?;
+            if found.st_uid != own_uid() {
+                return Err(Errno::PERM);
+            }
+            if found.st_gid != self.gid {
+                let _ = rustix::fs::fchown(&fifo, None, Some(Gid::from_raw(self.gid)));
+            }
+            rustix::fs::fchmod(&fifo, Mode::from_raw_mode(self.bits))
+        };
+        change().map_err(|errno| self.failed("changing the mode of", name, 0, errno))?;
+        failpoint("make a FIFO: permissions");
+        Ok(())
     }
 
     /// Removes the leftover files of a lane that does not exist.
@@ -396,7 +411,10 @@ pub(super) fn clear(directory: BorrowedFd<'_>) -> std::result::Result<(), Errno>
 
 /// As [`clear`], for these names only.
 pub(super) fn remove_known(directory: BorrowedFd<'_>, names: Vec<OsString>) -> std::result::Result<(), Errno> {
-    let mut known: Vec<OsString> = names.into_iter().filter(|name| !matches!(known(name), Known::Foreign)).collect();
+    // The sweep does not know the kind of what it finds, whose name it has made: so the files of both.
+    let is_foreign =
+        |name: &OsString| [false, true].map(|kind| matches!(known(name, kind), Known::Foreign)) == [true; 2];
+    let mut known: Vec<OsString> = names.into_iter().filter(|name| !is_foreign(name)).collect();
     known.sort_by_key(|name| name == CHANNEL);
     for name in known {
         let removed = rustix::fs::unlinkat(directory, &name, AtFlags::empty());
@@ -417,16 +435,22 @@ pub(super) enum Known {
     Foreign,
 }
 
-pub(super) fn known(name: &OsStr) -> Known {
+/// The kind of a name in the directory of a broadcast, or of a channel with a receiver.
+pub(super) fn known(name: &OsStr, is_broadcast: bool) -> Known {
     let Some(name) = name.to_str() else { return Known::Foreign };
-    let whole = [CHANNEL, RECEIVER, RECEIVER_DOORBELL_FILE, RECEIVER_LIVENESS_FILE];
-    let of_broadcast = [PUBLISHER, PUBLISHER_DOORBELL_FILE, PUBLISHER_LIVENESS_FILE, TABLE, DATA];
-    if whole.contains(&name) || of_broadcast.contains(&name) {
+    let of_broadcast = [CHANNEL, PUBLISHER, PUBLISHER_DOORBELL_FILE, PUBLISHER_LIVENESS_FILE, TABLE, DATA];
+    let of_channel = [CHANNEL, RECEIVER, RECEIVER_DOORBELL_FILE, RECEIVER_LIVENESS_FILE];
+    // What each lane, or each subscriber, has.
+    let (whole, kinds, most): (&[&str], &[&str], u32) = match is_broadcast {
+        true => (&of_broadcast, &[DOORBELL_FILE, LIVENESS_FILE], CURSORS_MAX as u32),
+        false => (&of_channel, &OF_A_LANE, LANES_MAX),
+    };
+    if whole.contains(&name) {
         return Known::Channel;
     }
     let Some((number, kind)) = name.split_once('.') else { return Known::Foreign };
     match number.parse::<u32>() {
-        Ok(lane) if lane.to_string() == number && lane < LANES_MAX && OF_A_LANE.contains(&kind) => Known::Lane(lane),
+        Ok(lane) if lane.to_string() == number && lane < most && kinds.contains(&kind) => Known::Lane(lane),
         _ => Known::Foreign,
     }
 }

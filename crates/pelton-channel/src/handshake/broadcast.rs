@@ -125,12 +125,15 @@ impl Joining {
     }
 }
 
-/// The subscriber's side.
-pub(crate) async fn new_subscriber(handshake: Handshake, options: &Settings) -> Result<(SubscriberParts, Doorbells)> {
+/// The subscriber's side. One that had another publisher keeps its doorbells.
+pub(crate) async fn new_subscriber(
+    handshake: Handshake,
+    options: &Settings,
+    doorbells: &Doorbells,
+) -> Result<SubscriberParts> {
     let can_barrier = membarrier::register();
-    let own = Doorbells::new()?;
     handshake.greet(Role::Subscriber, false, false, || Ok(handshake.takes)).await?;
-    let own_doorbell = handshake.doorbell_for_peer(&own)?;
+    let own_doorbell = handshake.doorbell_for_peer(doorbells)?;
     let (packet, [page_fd, doorbell_fd, data_fd]) = handshake.receive::<3>(PRODUCER).await?;
     handshake.check_size(Role::Publisher, &packet, handshake.limited(handshake.takes))?;
     if !capacity_is_valid(packet.capacity) {
@@ -150,7 +153,7 @@ pub(crate) async fn new_subscriber(handshake: Handshake, options: &Settings) -> 
         StartFrom::Oldest => (FROM_OLDEST, 0),
         StartFrom::Last(messages) => (FROM_LAST, messages),
     };
-    let process = handshake.watch(&own, 0)?;
+    let process = handshake.watch(doorbells, 0)?;
     let packet_back = Packet { seq: from, tail: last, ..Packet::new(CONSUMER) };
     handshake.send(&packet_back, &[cursor.as_fd(), own_doorbell.given()])?;
     let (ready, []) = handshake.receive::<0>(READY).await?;
@@ -165,5 +168,5 @@ pub(crate) async fn new_subscriber(handshake: Handshake, options: &Settings) -> 
     let (lane, sleeper) = memory.attach(policy, joined, packet.message_bytes_max, can_barrier)?;
     failpoint("handshake: subscriber attached");
     let link = handshake.into_link(process, peer_doorbell, own_doorbell);
-    Ok((SubscriberParts { lane, sleeper, link, _memory: memory }, own))
+    Ok(SubscriberParts { lane, sleeper, link, _memory: memory })
 }

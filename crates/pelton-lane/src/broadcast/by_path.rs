@@ -173,7 +173,8 @@ pub struct JoinByPath {
     pub policy: Policy,
     /// Where it begins, if it does not continue.
     pub from: StartFrom,
-    /// It is durable: it continues where the last consumer of this slot was, if there was one.
+    /// It is durable: it continues where the last consumer of this slot was, if there was one. If that one could be
+    /// passed, this one must not gate: see [`CursorTable::continued_policy`].
     pub continues: bool,
     /// Its process, for diagnostics only.
     pub pid: u32,
@@ -206,6 +207,14 @@ impl BroadcastConsumer {
         let left_at = cursor.number.load(Relaxed);
         // Otherwise the last consumer died before it had begun, and this one begins anew.
         let continues = continues && join & COUNTED != 0 && begun != 0;
+        if continues && policy.reads_in_place() {
+            // Before any store: what gates by this page holds the producer up.
+            let (held, _) = words.held_and_place(memory.data.capacity())?;
+            if !cursor.policy()?.reads_in_place() || held > left_at {
+                let what = "number of a durable cursor that gates";
+                return Err(LaneError::Corrupt { what, found: left_at, wanted: held });
+            }
+        }
         if !continues {
             entry.begun.store(0, Relaxed);
             failpoint("join: not begun");
@@ -225,7 +234,7 @@ impl BroadcastConsumer {
             words.count(slot);
             full_fence("joiner"); // [join]
             let mut consumer = attach(left_at, Position { offset: 0, seq: seq_of(left_at) }, 0)?;
-            consumer.seek(words, left_at)?;
+            consumer.seek(words, left_at, false)?;
             return Ok(consumer);
         }
         let mut is_counted = false;
@@ -252,7 +261,7 @@ impl BroadcastConsumer {
             }
         };
         // So that its successor need not pass over them, if it is durable. One that lags may be passed meanwhile.
-        if consumer.seek(words, consumer.number())? {
+        if consumer.seek(words, consumer.number(), true)? {
             consumer.skip = 0;
             cursor.number.store(consumer.number, RELEASE.store());
             failpoint("join: passed over");
@@ -264,10 +273,12 @@ impl BroadcastConsumer {
     }
 
     /// Moves to `number`. Returns false if the producer has passed that: this consumer lags, and finds out when it
-    /// copies.
-    fn seek(&mut self, table: &CursorTable, number: u64) -> Result<bool, LaneError> {
+    /// copies. One that `begins` moves to the end of the messages if that is before `number`: the tail by which it has
+    /// chosen the number may be visible before the last messages are.
+    fn seek(&mut self, table: &CursorTable, mut number: u64, begins: bool) -> Result<bool, LaneError> {
         let capacity = self.data.capacity();
-        let corrupt = |wanted| LaneError::Corrupt { what: "number of a durable cursor", found: number, wanted };
+        let found = number;
+        let corrupt = |wanted| LaneError::Corrupt { what: "number of a durable cursor", found, wanted };
         if number == 0 || number > NUMBER_MAX {
             return Err(corrupt(NUMBER_MAX));
         }
@@ -298,7 +309,13 @@ impl BroadcastConsumer {
                 if at == number {
                     break false;
                 }
-                let Some((record, _)) = found? else { return Err(corrupt(at)) };
+                let Some((record, _)) = found? else {
+                    if !begins {
+                        return Err(corrupt(at));
+                    }
+                    number = at;
+                    break false;
+                };
                 place = Position { offset: record.offset + record_bytes(record.bytes), seq: seq_after(record.seq) };
                 at += 1;
             };

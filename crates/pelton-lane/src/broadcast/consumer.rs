@@ -194,6 +194,19 @@ impl BroadcastConsumer {
     #[inline(never)]
     fn peek_slow(&mut self) -> Result<Option<Record>, LaneError> {
         self.store_counters();
+        if let Some(table) = self.table {
+            // A producer that counts this consumer holds for it. One that has refused its files, or its cursor, does
+            // not.
+            // SAFETY: `join_by_path`'s caller keeps the table mapped.
+            let held = unsafe { table.as_ref() }.held();
+            if held > self.number {
+                return Err(LaneError::Corrupt {
+                    what: "held, beyond a cursor that gates",
+                    found: held,
+                    wanted: self.number,
+                });
+            }
+        }
         loop {
             match record_at(&self.data, self.bytes_max, self.place())? {
                 Some((record, _)) if self.skip > 0 => self.pass(&record),

@@ -1,9 +1,7 @@
 //! The table of a broadcast lane by path: the cursor pages of all its consumers, and which slots are in use.
 //! `by_path.rs` has the steps of the sides.
 
-#[cfg(loom)]
-use super::pages::Policy;
-use super::pages::{CURSORS_MAX, CursorPage, KEPT_TRIES, load_bound, store_bound};
+use super::pages::{CURSORS_MAX, CursorPage, KEPT_TRIES, Policy, load_bound, store_bound};
 use crate::edges::{AtomicU64, JOIN, failpoint};
 use crate::error::LaneError;
 use crate::layout::{Position, Preamble, WIRE_VERSION, fnv1a};
@@ -188,14 +186,34 @@ impl CursorTable {
     pub fn name(&self, slot: u32, name: &str) {
         let mut bytes = [0; DURABLE_BYTES_MAX];
         bytes[..name.len()].copy_from_slice(name.as_bytes());
-        // From the last word to the first: a name of which a part is written begins with a zero.
-        for (word, bytes) in self.entries[slot as usize].name.iter().zip(bytes.chunks(8)).rev() {
+        let words = &self.entries[slot as usize].name;
+        let store = |at: usize| {
             let mut whole = [0; 8];
-            whole.copy_from_slice(bytes);
+            whole.copy_from_slice(&bytes[8 * at..8 * at + 8]);
             // Relaxed: the lock orders it.
-            word.store(u64::from_le_bytes(whole), Relaxed);
+            words[at].store(u64::from_le_bytes(whole), Relaxed);
             failpoint("table: a word of a name");
-        }
+        };
+        // A name of which a part is written, or freed, begins with a zero.
+        if name.is_empty() { (0..words.len()).for_each(store) } else { (0..words.len()).rev().for_each(store) }
+    }
+
+    /// Whether a consumer of this slot has begun: its number is a place in the lane. Otherwise it has died, or is about
+    /// to begin.
+    pub fn has_begun(&self, slot: u32) -> bool {
+        // Relaxed: the caller knows that the consumer has ended, and the kernel orders its stores before that.
+        self.entries[slot as usize].begun.load(Relaxed) != 0
+    }
+
+    /// The policy of the consumer that a durable one of this slot would continue; `None`: it would begin anew. The
+    /// caller has the slot's lock. One that could be passed is not continued by one that gates: the producer may have
+    /// overwritten its next message, or be about to.
+    ///
+    /// # Errors
+    /// [`LaneError::Corrupt`].
+    pub fn continued_policy(&self, slot: u32) -> Result<Option<Policy>, LaneError> {
+        let is_continued = self.slot(slot).is_counted && self.has_begun(slot);
+        is_continued.then(|| self.cursor(slot).policy()).transpose()
     }
 
     /// The producer counts this slot no more. The caller has its lock. Ring the producer afterwards: it may wait for
@@ -220,6 +238,12 @@ impl CursorTable {
         failpoint("table: joined");
         self.changes.fetch_add(1, JOIN.store());
         failpoint("table: join counted");
+    }
+
+    /// `held`, unchecked.
+    pub(super) fn held(&self) -> u64 {
+        // Relaxed: a later load finds what this one does not.
+        self.held.load(Relaxed)
     }
 
     pub(super) fn hold(&self, number: u64, place: Position) {

@@ -61,7 +61,7 @@ impl Broadcast {
     }
 
     /// A word of the data, for tests that act as a hostile producer.
-    fn word(&self, offset: u64) -> &Cell<u64> {
+    pub fn word(&self, offset: u64) -> &Cell<u64> {
         // SAFETY: the slice checks the bounds; these tests have one thread.
         unsafe {
             let line = &raw mut (*self.words)[offset as usize / 64];

@@ -264,3 +264,50 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_durable_consumer_that_could_be_passed_is_not_continued_by_one_that_gates() {
+    let lane = PathLane::new();
+    let mut producer = lane.producer().unwrap();
+    let lag = Policy::Lag { slack: 512 };
+    let _ = lane.join(0, lag, StartFrom::Oldest, true).unwrap();
+    let mut number = 1;
+    let mut send = |producer: &mut BroadcastProducer| {
+        for _ in 0..300 {
+            assert!(publish(producer, &message(number)).is_some(), "message {number}");
+            number += 1;
+        }
+    };
+    send(&mut producer);
+    assert_eq!(lane.table().continued_policy(0), Ok(Some(lag)));
+    assert!(matches!(lane.join(0, Policy::Gate, StartFrom::Oldest, true), Err(LaneError::Corrupt { .. })));
+    assert_eq!(lane.table().continued_policy(0), Ok(Some(lag)));
+    send(&mut producer);
+    drop(producer);
+    send(&mut lane.producer().unwrap());
+}
+
+/// The tail may be visible before the last messages are.
+#[test]
+fn a_consumer_that_joins_before_the_messages_of_the_tail_are_visible_begins_with_them() {
+    let lane = PathLane::new();
+    let mut producer = lane.producer().unwrap();
+    (1..=5).for_each(|number| assert!(publish(&mut producer, &message(number)).is_some()));
+    let mut header_of_the_last = 0;
+    let place = (0..5).fold(0, |place, at| {
+        header_of_the_last = place;
+        place + 8 + message(at + 1).len().next_multiple_of(8) as u64
+    });
+    assert!(place < CAPACITY);
+    let word = lane.lane.word(header_of_the_last);
+    let header = word.replace(0);
+    let consumers = [(0, StartFrom::Now, 5), (1, StartFrom::Last(2), 4)].map(|(slot, from, first)| {
+        let consumer = lane.join(slot, Policy::Gate, from, false).unwrap();
+        assert_eq!(consumer.number(), first);
+        consumer
+    });
+    word.set(header);
+    for mut consumer in consumers {
+        (consumer.number()..=5).for_each(|number| assert_eq!(receive(&mut consumer).unwrap(), message(number)));
+    }
+}

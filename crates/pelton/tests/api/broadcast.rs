@@ -3,7 +3,7 @@
 use crate::support::*;
 use pelton::{Armed, Deadline, Error, Options, Policy, Publisher, Sent, StartFrom, Subscriber};
 use rustix::process::Signal;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 /// Message `number`, of a size that depends on it.
@@ -292,6 +292,93 @@ fn subscribers_drain_the_lane_of_a_dead_publisher_and_continue_with_its_successo
     let (tally, error) = Tally::default().to_the_end(&mut subscriber);
     assert!(matches!(error, Error::Closed { unreleased: 0 }), "{error}");
     assert_eq!(tally, Tally { first: 1, received: 10, missed: 0 });
+}
+
+/// As with bindings, which wait in slices: none of these lasts until the publisher's next call.
+#[test]
+fn a_resume_in_slices_joins_a_publisher_that_seldom_calls_and_keeps_the_descriptor() {
+    let directory = TestDir::new("a successor is joined");
+    let name = directory.name();
+    let mut publisher = Options::new().capacity(1 << 16).publish_at(&name).unwrap();
+    let mut opening = Options::new().start_connect_subscriber(&name).unwrap();
+    let mut subscriber = loop {
+        if let Some(opened) = opening.try_finish().unwrap() {
+            break opened;
+        }
+        publisher.admit().unwrap();
+    };
+    let descriptor = subscriber.as_raw_fd();
+    for _ in 0..3 {
+        send(&mut publisher, 1..=1);
+        assert_eq!(subscriber.receive_until(deadline()).unwrap().unwrap().number(), 1);
+        drop(publisher);
+        assert!(matches!(subscriber.receive_until(deadline()), Err(Error::Closed { .. })));
+        assert!(!subscriber.resume_until(Deadline::Now).unwrap());
+        publisher = Options::new().capacity(1 << 16).publish_at(&name).unwrap();
+        let end = Instant::now() + Duration::from_secs(20);
+        while !subscriber.resume_until(Deadline::Now).unwrap() {
+            assert!(Instant::now() < end, "it has not joined");
+            assert!(matches!(subscriber.try_receive(), Err(Error::Closed { .. })));
+            publisher.admit().unwrap();
+        }
+        assert_eq!(publisher.subscriber_count(), 1);
+        assert!(matches!(subscriber.resume_until(Deadline::Now), Err(Error::Refused(_))));
+        assert_eq!(subscriber.as_raw_fd(), descriptor);
+        assert!(subscriber.arm().unwrap().is_waiting());
+        send(&mut publisher, 1..=1);
+        readable(subscriber.as_fd());
+        assert!(!subscriber.arm().unwrap().is_waiting());
+        assert!(subscriber.try_receive().unwrap().is_some_and(|delivery| delivery.number() == 1));
+        // Nothing of the former publisher is left that would keep the descriptor readable.
+        while subscriber.arm().unwrap().is_waiting() && is_readable(subscriber.as_fd()) {
+            assert!(Instant::now() < end, "the descriptor stays readable");
+        }
+        publisher.close().unwrap();
+        readable(subscriber.as_fd());
+        assert!(matches!(subscriber.arm(), Err(Error::Closed { .. })));
+        publisher = Options::new().capacity(1 << 16).publish_at(&name).unwrap();
+        while !subscriber.resume_until(Deadline::Now).unwrap() {
+            assert!(Instant::now() < end, "it has not joined");
+            publisher.admit().unwrap();
+        }
+    }
+}
+
+/// A program uses the publisher while its event loop waits for space.
+#[test]
+fn no_call_takes_the_wake_up_that_an_event_loop_waits_for() {
+    type Call = fn(&mut Publisher);
+    let calls: [(&str, Call); 6] = [
+        ("a small message", |publisher| assert_eq!(publisher.try_send(b"small").unwrap(), Sent::Sent)),
+        ("a large message", |publisher| _ = publisher.try_send(&[0; 30_000]).unwrap()),
+        ("admit", |publisher| _ = publisher.admit().unwrap()),
+        ("a subscriber that leaves", |publisher| drop(publisher.subscriber(&Options::new()).unwrap())),
+        ("wait_released_until", |publisher| _ = publisher.wait_released_until(Deadline::Now).unwrap()),
+        ("busy_poll", |publisher| assert!(publisher.busy_poll(5).unwrap())),
+    ];
+    for (what, call) in calls {
+        for released_before in [5, u64::MAX] {
+            let mut publisher = Options::new().capacity(1 << 16).publisher().unwrap();
+            let mut subscriber = publisher.subscriber(&Options::new()).unwrap();
+            while publisher.try_send(&[0; 1000]).unwrap() == Sent::Sent {}
+            assert!(publisher.arm(30_000).unwrap().is_waiting());
+            // Fewer than half ring nobody.
+            let mut receive = |most: u64| (0..most).take_while(|_| subscriber.try_receive().unwrap().is_some()).count();
+            receive(released_before);
+            call(&mut publisher);
+            receive(u64::MAX);
+            let end = Instant::now() + Duration::from_secs(20);
+            while {
+                assert!(readable_until(publisher.as_fd(), end), "after {what}, with {released_before} released");
+                publisher.arm(30_000).unwrap().is_waiting()
+            } {}
+        }
+    }
+    // An event loop may wait for a subscriber, too.
+    let mut publisher = Options::new().publisher().unwrap();
+    assert_eq!(publisher.admit().unwrap(), 0);
+    let _subscriber = publisher.subscriber(&Options::new()).unwrap();
+    readable(publisher.as_fd());
 }
 
 #[test]

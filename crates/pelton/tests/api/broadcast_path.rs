@@ -3,9 +3,10 @@
 
 use crate::support::*;
 use pelton::{Deadline, Error, Options, Policy, Publisher, Sent, StartFrom, Subscriber, inspect};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::Signal;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -253,6 +254,19 @@ fn a_durable_subscriber_continues_where_it_was_and_one_process_at_a_time_uses_it
     expect(&mut subscriber, after..=after + 1);
     assert_eq!(subscriber.missed(), missed);
     drop(subscriber);
+    // It may have been passed, so it cannot gate any more: nothing changes, and it holds nobody up.
+    send(&mut publisher, 2000);
+    for options in [durable(), durable()] {
+        match options.open_subscriber(&path) {
+            Err(Error::Refused(text)) => assert!(text.contains("--durable audit"), "{text}"),
+            other => panic!("{other:?}"),
+        }
+        send(&mut publisher, 2000);
+    }
+    drop(durable().lag_after(Duration::from_millis(1)).open_subscriber(&path).unwrap());
+    assert!(matches!(durable().open_subscriber(&path), Err(Error::Refused(_))));
+    drop(durable().policy(Policy::Lag).open_subscriber(&path).unwrap());
+    send(&mut publisher, 1);
     // Another gate, which is removed while the publisher waits for it.
     drop(Options::new().durable("other").open_subscriber(&path).unwrap());
     while publisher.try_send(&message(publisher.next_number())).unwrap() == Sent::Sent {}
@@ -270,6 +284,109 @@ fn a_durable_subscriber_continues_where_it_was_and_one_process_at_a_time_uses_it
     assert_eq!(names, [Some("audit".to_owned())]);
     assert!(matches!(Options::new().durable("a b").open_subscriber(&path), Err(Error::Name { .. })));
     inspect::remove(&path).unwrap();
+}
+
+/// One that was killed before it began, and a publisher that sleeps for nobody: each end of an opening.
+#[test]
+fn a_durable_subscription_that_has_not_begun_holds_nobody_up() {
+    let root = TestDir::new("a durable subscription that has not begun");
+    let path = root.path().join("b");
+    drop(publisher(&path));
+    drop(Options::new().durable("a").open_subscriber(&path).unwrap());
+    // As a process leaves it that is killed before its last store.
+    let table = File::options().write(true).open(path.join("cursors")).unwrap();
+    table.write_all_at(&[0; 8], 8192 + 8).unwrap();
+    let mut publisher = publisher(&path);
+    send(&mut publisher, 2000);
+    let mut subscriber = oldest().durable("a").open_subscriber(&path).unwrap();
+    assert!(subscriber.receive_until(deadline()).unwrap().is_some());
+}
+
+/// A file of a slot that a side does not accept, as that of a user whom it does not permit, concerns that slot alone.
+#[test]
+fn a_slot_whose_files_are_refused_stops_nobody_else() {
+    let root = TestDir::new("a slot whose files are refused");
+    let path = root.path().join("b");
+    let mut publisher = publisher(&path);
+    let mut first = oldest().open_subscriber(&path).unwrap();
+    let mut second = oldest().open_subscriber(&path).unwrap();
+    std::fs::remove_file(path.join("0.life")).unwrap();
+    std::fs::write(path.join("0.life"), "precious").unwrap();
+    std::fs::set_permissions(path.join("0.life"), Permissions::from_mode(0o600)).unwrap();
+    // It is not counted. The others are.
+    send(&mut publisher, 50);
+    expect(&mut second, 1..=50);
+    assert_eq!((publisher.admit().unwrap(), publisher.corrupt_subscribers()), (1, 1));
+    for round in 0..20 {
+        send(&mut publisher, 100);
+        expect(&mut second, 51 + 100 * round..=150 + 100 * round);
+    }
+    // It learns that it has been passed.
+    let error = loop {
+        match first.receive_until(deadline()) {
+            Ok(found) => assert!(found.is_some()),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::Corrupt(_)), "{error}");
+    drop(first);
+    drop(publisher);
+    let mut publisher = self::publisher(&path);
+    let mut third = Options::new().open_subscriber(&path).unwrap();
+    let number = publisher.next_number();
+    send(&mut publisher, 5);
+    expect(&mut third, number..=number + 4);
+    // The foreign file is as it was.
+    assert_eq!(std::fs::metadata(path.join("0.life")).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn a_successor_that_has_not_begun_is_not_taken_for_its_closed_predecessor() {
+    let root = TestDir::new("a successor that has not begun");
+    let path = root.path().join("b");
+    drop(publisher(&path));
+    // The successor claims its life before it walks through the lane.
+    let life = rustix::fs::open(path.join("publisher.life"), OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).unwrap();
+    let mut subscriber = Options::new().open_subscriber(&path).unwrap();
+    assert!(subscriber.try_receive().unwrap().is_none());
+    assert!(subscriber.receive_until(Duration::from_millis(30)).unwrap().is_none());
+    let mut second = publisher(&path);
+    send(&mut second, 1);
+    expect(&mut subscriber, 1..=1);
+    drop((second, life));
+    assert!(matches!(subscriber.receive(), Err(Error::Closed { .. })));
+}
+
+#[test]
+fn a_removal_takes_only_the_files_of_the_kind_and_also_a_damaged_broadcast() {
+    let root = TestDir::new("a removal takes only the files of the kind");
+    let (one, other) = (root.path().join("channel"), root.path().join("broadcast"));
+    drop(Options::new().create_sender(&one).unwrap());
+    for (path, names) in [(&one, ["data", "cursors", "publisher.life"]), (&other, ["receiver", "7.data", "64.life"])] {
+        if path == &other {
+            drop(publisher(path));
+        }
+        for name in names {
+            std::fs::write(path.join(name), "precious").unwrap();
+            match inspect::remove(path) {
+                Err(Error::NotAChannel { problem, .. }) => assert!(problem.contains(name), "{problem}"),
+                removed => panic!("{name}: {removed:?}"),
+            }
+            assert_eq!(std::fs::read(path.join(name)).unwrap(), b"precious");
+            std::fs::remove_file(path.join(name)).unwrap();
+        }
+    }
+    inspect::remove(&one).unwrap();
+    for is_missing in [false, true] {
+        drop(publisher(&other));
+        match is_missing {
+            false => File::options().write(true).open(other.join("cursors")).unwrap().set_len(100).unwrap(),
+            true => std::fs::remove_file(other.join("cursors")).unwrap(),
+        }
+        assert!(Options::new().open_subscriber(&other).is_err());
+        inspect::remove(&other).unwrap();
+        assert!(!other.exists());
+    }
 }
 
 #[test]

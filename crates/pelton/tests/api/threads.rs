@@ -785,3 +785,23 @@ fn a_loop_of_busy_polls_finds_every_message_of_another_thread() {
     }
     assert!(sending.join().unwrap());
 }
+
+/// A program sends a small message while its event loop waits for the space of a large one.
+#[test]
+fn a_send_does_not_take_the_wake_up_that_an_event_loop_waits_for() {
+    for released_before in [5, usize::MAX] {
+        let (mut sender, mut receiver) = Options::new().capacity(1 << 16).threads().unwrap();
+        while sender.try_send(&[0; 1000]).unwrap() == Sent::Sent {}
+        assert!(sender.arm(30_000).unwrap().is_waiting());
+        // Fewer than half ring nobody.
+        let mut receive = |most| (0..most).take_while(|_| receiver.try_receive().unwrap().is_some()).count();
+        receive(released_before);
+        assert_eq!(sender.try_send(b"small").unwrap(), Sent::Sent);
+        receive(usize::MAX);
+        let end = Instant::now() + Duration::from_secs(20);
+        while {
+            assert!(readable_until(sender.as_fd(), end), "with {released_before} released before");
+            sender.arm(30_000).unwrap().is_waiting()
+        } {}
+    }
+}

@@ -86,9 +86,12 @@ class Watch:
         if self._waiter is None and self._idle is not None:
             try:
                 self._idle()
-            except pelton.Error:
-                # The next call raises it, and a wait registers the descriptor again.
+            except (pelton.Forked, pelton.ClosedHandle):
                 self.end()
+            except pelton.Error as error:
+                # It is tried again at intervals.
+                text = "a call of an endpoint at which no task waits failed"
+                self.enter().call_exception_handler({"message": text, "exception": error})
         elif self._waiter is None:
             # Nobody waits, so nobody drains the descriptor: it would be readable in each iteration of the loop.
             self.end()

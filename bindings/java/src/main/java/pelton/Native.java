@@ -354,13 +354,16 @@ final class Native {
 
     /** The time of CLOCK_MONOTONIC that is {@code timeout} from now. */
     static long deadline(Duration timeout) {
-        long ns;
+        return deadline(nanos(timeout));
+    }
+
+    /** One that is too long is for ever; a negative one may be 0. */
+    static long nanos(Duration time) {
         try {
-            ns = timeout.toNanos();
+            return time.toNanos();
         } catch (ArithmeticException tooLong) {
-            ns = timeout.isNegative() ? 0 : FOREVER;
+            return time.isNegative() ? 0 : FOREVER;
         }
-        return deadline(ns);
     }
 
     static long deadline(long timeoutNs) {

@@ -15,6 +15,13 @@ import org.jspecify.annotations.Nullable;
  *     refused, and with zero each must lag; null is no limit
  */
 public record PublisherOptions(Options lane, long history, @Nullable Duration holdMax) {
+    /** Throws IllegalArgumentException for a negative number or time. */
+    public PublisherOptions {
+        if (history < 0) throw new IllegalArgumentException("history is " + history + ", wanted 0 or more");
+        if (holdMax != null && holdMax.isNegative())
+            throw new IllegalArgumentException("holdMax is " + holdMax + ", wanted zero or more");
+    }
+
     /** A lane of 64 MiB, no history, and any subscriber. */
     public static final PublisherOptions DEFAULTS = new PublisherOptions(Options.DEFAULTS, 0, null);
 
@@ -42,7 +49,7 @@ public record PublisherOptions(Options lane, long history, @Nullable Duration ho
         options.set(ValueLayout.JAVA_LONG, 16, lane.messageBytesMax());
         options.set(ValueLayout.JAVA_LONG, 24, history);
         // PELTON_NO_HOLD.
-        if (holdMax != null) options.set(ValueLayout.JAVA_LONG, 32, holdMax.isZero() ? -1 : holdMax.toNanos());
+        if (holdMax != null) options.set(ValueLayout.JAVA_LONG, 32, holdMax.isZero() ? -1 : Native.nanos(holdMax));
         lane.setUids(options, 40, arena);
         return options;
     }

@@ -18,12 +18,15 @@ import org.jspecify.annotations.Nullable;
  * that has gone, the methods throw {@link PeltonException.Closed} or {@link PeltonException.PeerDied}. {@link #close}
  * leaves the broadcast.
  *
- * <p>An interrupt ends a wait with {@link InterruptedException}, and no message is lost: the next call receives it.
+ * <p>An interrupt ends a wait with {@link InterruptedException}, and no message is lost: the next call receives it; so
+ * also if the heap had no space for one.
  */
 public final class Subscriber extends Handle implements Iterable<Delivery> {
     private static final int INFO_BYTES = 88;
 
     private final MemorySegment delivery = Arena.ofAuto().allocate(32, 8);
+    /** Whether {@code delivery} is a message that is not released. */
+    private boolean isReceived;
 
     Subscriber(long address) {
         super(address);
@@ -73,7 +76,9 @@ public final class Subscriber extends Handle implements Iterable<Delivery> {
     private @Nullable Delivery receive(long deadlineNs) throws InterruptedException {
         long address = enter();
         try {
-            int result = (int) Native.SUBSCRIBER_RECEIVE.invokeExact(address, Native.NO_WAIT, delivery);
+            int result = isReceived
+                    ? PeltonException.OK
+                    : (int) Native.SUBSCRIBER_RECEIVE.invokeExact(address, Native.NO_WAIT, delivery);
             boolean isVirtual = Thread.currentThread().isVirtual();
             while (result == PeltonException.AGAIN && !Native.isPast(deadlineNs)) {
                 if (Thread.interrupted()) throw new InterruptedException();
@@ -87,15 +92,15 @@ public final class Subscriber extends Handle implements Iterable<Delivery> {
             }
             if (result == PeltonException.AGAIN) return null;
             PeltonException.check(result);
-            try {
-                // The library keeps that many bytes there until the release.
-                byte[] data = delivery.get(ADDRESS, 0)
-                        .reinterpret(delivery.get(JAVA_LONG, 8))
-                        .toArray(JAVA_BYTE);
-                return new Delivery(data, delivery.get(JAVA_LONG, 16), delivery.get(JAVA_LONG, 24));
-            } finally {
-                PeltonException.check((int) Native.SUBSCRIBER_RELEASE.invokeExact(address));
-            }
+            isReceived = true;
+            // The library keeps that many bytes there until the release. If the heap has no space for them, the next
+            // call finds the message again.
+            byte[] data = delivery.get(ADDRESS, 0)
+                    .reinterpret(delivery.get(JAVA_LONG, 8))
+                    .toArray(JAVA_BYTE);
+            isReceived = false;
+            PeltonException.check((int) Native.SUBSCRIBER_RELEASE.invokeExact(address));
+            return new Delivery(data, delivery.get(JAVA_LONG, 16), delivery.get(JAVA_LONG, 24));
         } catch (InterruptedException interrupted) {
             throw interrupted;
         } catch (Throwable failure) {
@@ -153,8 +158,9 @@ public final class Subscriber extends Handle implements Iterable<Delivery> {
 
     /**
      * After {@link PeltonException.PeerDied} or {@link PeltonException.Closed}: waits for the publisher's successor
-     * under the same name, and joins it with the same options. Its messages count from 1. Returns false if none came
-     * within {@code timeout}. Also a virtual thread waits in the library.
+     * under the same name, and joins it with the same options. Its messages count from 1. Returns false if none has
+     * admitted it within {@code timeout}: the next call continues, so call it again, or close the subscriber, which a
+     * successor may count already. Also a virtual thread waits in the library.
      */
     public boolean resume(Duration timeout) throws InterruptedException {
         long address = enter();

@@ -19,6 +19,15 @@ import org.jspecify.annotations.Nullable;
  */
 public record SubscriberOptions(
         Options connection, Policy policy, @Nullable Duration lagAfter, long slack, long startFrom) {
+    /** Throws IllegalArgumentException for a negative number or time; {@link #OLDEST} is none. */
+    public SubscriberOptions {
+        if (lagAfter != null && lagAfter.isNegative())
+            throw new IllegalArgumentException("lagAfter is " + lagAfter + ", wanted zero or more");
+        if (slack < 0) throw new IllegalArgumentException("slack is " + slack + ", wanted 0 or more");
+        if (startFrom < OLDEST)
+            throw new IllegalArgumentException("startFrom is " + startFrom + ", wanted OLDEST, or 0 or more");
+    }
+
     /** The publisher waits for it; it begins with the next message. */
     public static final SubscriberOptions DEFAULTS =
             new SubscriberOptions(Options.DEFAULTS, Policy.GATE, null, 0, 0);
@@ -57,7 +66,7 @@ public record SubscriberOptions(
         options.set(ValueLayout.JAVA_INT, 0, 72);
         options.set(ValueLayout.JAVA_INT, 4, connection.spin() ? 1 : 0);
         options.set(ValueLayout.JAVA_LONG, 8, startFrom);
-        if (lagAfter != null) options.set(ValueLayout.JAVA_LONG, 16, Math.max(1, lagAfter.toNanos()));
+        if (lagAfter != null) options.set(ValueLayout.JAVA_LONG, 16, Math.max(1, Native.nanos(lagAfter)));
         options.set(ValueLayout.JAVA_LONG, 24, slack);
         options.set(ValueLayout.JAVA_LONG, 32, connection.capacity());
         options.set(ValueLayout.JAVA_LONG, 40, connection.messageBytesMax());

@@ -169,6 +169,15 @@ class BroadcastTest {
                     joining.withSlack(4096),
                     joining.withConnection(PATIENT)))
                 assertEquals(-14, assertThrows(PeltonException.class, () -> publisher.subscriber(wrong)).code());
+            List<Runnable> negative = List.of(
+                    () -> SMALL.withHistory(-1),
+                    () -> SMALL.withHoldMax(Duration.ofNanos(-1)),
+                    () -> joining.withLagAfter(Duration.ofNanos(-1)),
+                    () -> joining.withSlack(-1),
+                    () -> joining.withStartFrom(SubscriberOptions.OLDEST - 1));
+            negative.forEach(wrong -> assertThrows(IllegalArgumentException.class, wrong::run));
+            SubscriberOptions forEver = joining.withLagAfter(Duration.ofSeconds(Long.MAX_VALUE));
+            assertEquals(-9, assertThrows(PeltonException.class, () -> publisher.subscriber(forEver)).code());
             assertThrows(PeltonException.TooLarge.class, () -> publisher.send(new byte[64 << 10]));
             assertFalse(publisher.waitSubscribers(1, Duration.ofMillis(1)));
         }
@@ -197,6 +206,40 @@ class BroadcastTest {
             assertFalse(subscriber.iterator().hasNext());
             assertEquals(0, second.waitFor());
         }
+    }
+
+    private static void awaitParked(Thread thread) {
+        while (thread.getState() != Thread.State.WAITING && thread.getState() != Thread.State.TIMED_WAITING) {
+            assertTrue(thread.isAlive());
+            Thread.onSpinWait();
+        }
+    }
+
+    @Test
+    void a_virtual_thread_waits_for_messages_of_a_successor() throws Exception {
+        FutureTask<Void> receiving = new FutureTask<>(() -> {
+            try (Subscriber subscriber = Subscriber.connect(name(), JOINING)) {
+                for (String text : List.of("one", "two", "three")) {
+                    assertEquals(text, new String(subscriber.receive(LIMIT).data()));
+                    assertEquals(text, new String(subscriber.receive(LIMIT).data()));
+                    assertThrows(PeltonException.Closed.class, () -> subscriber.receive(LIMIT));
+                    assertEquals(!text.equals("three"), subscriber.resume(text.equals("three") ? Duration.ZERO : LIMIT));
+                }
+            }
+            return null;
+        });
+        Thread thread = Thread.ofVirtual().start(receiving);
+        for (String text : List.of("one", "two", "three")) {
+            try (Publisher publisher = Publisher.open(name(), SMALL)) {
+                assertTrue(publisher.waitSubscribers(1, LIMIT));
+                for (int i = 0; i < 2; i++) {
+                    awaitParked(thread);
+                    publisher.send(text.getBytes());
+                    assertTrue(publisher.waitReleased(LIMIT));
+                }
+            }
+        }
+        receiving.get();
     }
 
     @Test
