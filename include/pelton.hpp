@@ -679,6 +679,11 @@ public:
     }
 };
 
+// Removes a durable subscription of "path:DIR" that no process uses.
+[[nodiscard]] inline expected<void> remove_subscription(const char *name, const char *durable) noexcept {
+    return detail::check(pelton_subscription_remove(name, durable));
+}
+
 class publisher : public handle<pelton_publisher> {
 public:
     using handle::handle;

@@ -183,7 +183,7 @@ struct pelton_uv_publisher_s {
     size_t size;
 };
 
-/* As pelton_uv_receiver_init. */
+/* As pelton_uv_receiver_init. To open one of "path:DIR" without a wait, give it the deadline_ns pelton_deadline(0). */
 int pelton_uv_publisher_init(uv_loop_t *loop, pelton_uv_publisher_t *handle, pelton_publisher *publisher);
 
 /* Starts to admit subscribers. space_cb may be NULL; otherwise it is called once there is space for a message of size

@@ -105,7 +105,7 @@ handle is passed as a word, because a SAP outside of a register conses."
                                         (4 `(list 'sap-ref-32 sap ,offset))
                                         (8 `(list ',(if is-signed 'signed-sap-ref-64 'sap-ref-64) sap ,offset))
                                         ;; An array or a structure.
-                                        ((16 32) `(list 'sap+ sap ,offset))))))
+                                        ((16 32 72) `(list 'sap+ sap ,offset))))))
      ,@(loop for (c-name result . parameters) in *functions*
              for function = (name "%~a" (substitute #\- #\_ (subseq c-name (length "pelton_"))))
              for variables = (mapcar #'first parameters)

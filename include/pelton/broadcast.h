@@ -1,8 +1,12 @@
 /* pelton/broadcast.h: publish and subscribe.
  *
  * One publisher sends each message to up to 64 subscribers, in processes or threads, which join and leave at any time.
- * The message is copied into the lane once, however many read it. Names are those of pelton/channel.h, except
- * "path:DIR".
+ * The message is copied into the lane once, however many read it. A broadcast is created
+ *   - by name, "prices" or "unix:PATH", as in pelton/channel.h: its messages exist as long as the publisher;
+ *   - in a directory, "path:DIR", which keeps the lane: the publisher and the subscribers come and go in any order, and
+ *     each successor continues where its predecessor was. A subscriber with a durable name keeps its place there while
+ *     no process uses the name. Each process that may write to the directory can change all of it;
+ *   - between threads of one process.
  *
  * Each subscriber chooses its policy: what the publisher does when it falls behind. Messages come in order, each once
  * or counted as missed.
@@ -16,7 +20,7 @@
  *
  * The publisher admits subscribers, and notices their ends, within its own calls: one that sends does that if 10 ms
  * have passed since the last time. A publisher that sends rarely calls pelton_publisher_wait_subscribers with
- * PELTON_NO_WAIT when its descriptor is readable.
+ * PELTON_NO_WAIT when its descriptor is readable. In a directory subscribers join by themselves.
  *
  *     pelton_publisher *publisher;
  *     pelton_publisher_open("prices", NULL, &publisher);
@@ -48,7 +52,9 @@ extern "C" {
 /* Closing the publisher: its subscribers receive what the lane has for them, then PELTON_CLOSED. A process that exits
  * without closing is reported to them as PELTON_PEER_DIED. */
 typedef struct pelton_publisher pelton_publisher;
-/* Closing the subscriber: it leaves, and holds nothing up. */
+/* Closing the subscriber: it leaves, and holds nothing up. A durable one keeps its place, and still counts by its
+ * policy: one that gates holds the publisher up once the lane is full, until it returns or is removed
+ * (pelton_subscription_remove). */
 typedef struct pelton_subscriber pelton_subscriber;
 /* An open in progress. Closing it cancels the open. */
 typedef struct pelton_subscriber_opening pelton_subscriber_opening;
@@ -70,17 +76,24 @@ typedef struct pelton_publisher_options {
     uint64_t history;            /* messages kept for subscribers that join later, as far as they fit into half the
                                     capacity and no message needs the space: 0 */
     int64_t hold_max_ns;         /* how long one subscriber may hold the publisher up at one message. One that could do
-                                    so for longer is refused. 0: no limit. PELTON_NO_HOLD: each must lag */
+                                    so for longer is refused. 0: no limit. PELTON_NO_HOLD: each must lag. Not by path */
+    int64_t deadline_ns;         /* path: opening waits until then while another publisher is alive, with a time that
+                                    has passed not at all. 0: for 200 ms, which the kernel may take to end a process */
     const uint32_t *uids;        /* users that may subscribe, besides this process's own, */
     uint32_t uid_count;          /* and their number */
-    uint32_t reserved;           /* 0 */
+    uint32_t mode;               /* path: permission bits of a created directory, 0700. One that exists, and has more
+                                    bits, is refused: PELTON_NOT_A_CHANNEL */
 } pelton_publisher_options;
 
-#define PELTON_PUBLISHER_OPTIONS_INIT {(uint32_t)sizeof(pelton_publisher_options), 0, 0, 0, 0, 0, NULL, 0, 0}
+#define PELTON_PUBLISHER_OPTIONS_INIT {(uint32_t)sizeof(pelton_publisher_options), 0, 0, 0, 0, 0, 0, NULL, 0, 0}
 
 /* Publishes under "prices" or "unix:PATH". name may be NULL: then only threads of this process subscribe
  * (pelton_publisher_subscriber). Does not wait. The name exists until the publisher is closed. The socket of a dead
- * process is replaced. Errors: PELTON_IN_USE. PELTON_NAME: also for "path:DIR". PELTON_OPTION. */
+ * process is replaced. "path:DIR" creates the broadcast in that directory, or continues after the last message of the
+ * predecessor, with the sizes that the broadcast was created with. Without a subscriber, later messages overwrite
+ * earlier ones, except the last ones by the option history.
+ * Errors: PELTON_NAME, PELTON_OPTION. By name: PELTON_IN_USE. By path: PELTON_ROLE_TAKEN: another publisher is alive.
+ * PELTON_NOT_A_CHANNEL, PELTON_NO_SPACE, PELTON_CORRUPT. PELTON_REBOOTED: remove the directory. */
 PELTON_MUST_USE int pelton_publisher_open(const char *name, const pelton_publisher_options *options,
                                           pelton_publisher **out);
 
@@ -109,8 +122,9 @@ enum pelton_policy {
 
 /* A subscriber, as its publisher sees it. */
 typedef struct pelton_subscriber_state {
-    uint32_t pid;         /* its process; of a thread, this one */
+    uint32_t pid;         /* its process; of a thread, this one; 0: a durable one that no process uses */
     uint32_t uid;         /* its user */
+    char durable[72];     /* the name of its durable subscription; "": none */
     uint32_t policy;      /* enum pelton_policy */
     uint32_t lags;        /* 1: the publisher does not wait for it now */
     int64_t lag_after_ns; /* with PELTON_GATE: how long the publisher waits for it at one message; 0: no limit */
@@ -120,8 +134,9 @@ typedef struct pelton_subscriber_state {
     uint64_t missed;      /* messages missed, as it says */
 } pelton_subscriber_state;
 
-/* Writes the state of each subscriber that has joined. Does not wait or admit. *out_count is their number, at most 64;
- * also with PELTON_TOO_SMALL. out may be NULL if capacity is 0. Errors: PELTON_TOO_SMALL: capacity is less. */
+/* Writes the state of each subscriber that has joined, and of each durable one. Does not wait or admit. *out_count is
+ * their number, at most 64; also with PELTON_TOO_SMALL. out may be NULL if capacity is 0.
+ * Errors: PELTON_TOO_SMALL: capacity is less. */
 PELTON_MUST_USE int pelton_publisher_subscribers(pelton_publisher *publisher, pelton_subscriber_state *out,
                                                  size_t capacity, size_t *out_count);
 
@@ -145,11 +160,13 @@ int pelton_publisher_disarm(pelton_publisher *publisher);
  * have. */
 typedef struct pelton_publisher_info {
     uint32_t struct_bytes;      /* sizeof(pelton_publisher_info) */
-    uint32_t subscribers;       /* that have joined, and not left as far as known */
+    uint32_t subscribers;       /* that have joined, and not left as far as known; also durable ones that no process
+                                   uses */
     uint64_t next_number;       /* number of the next message, from 1 on */
     uint64_t capacity;          /* bytes of the lane */
     uint64_t message_bytes_max; /* largest message */
-    uint64_t corrupt;           /* subscribers removed because their cursor violated the layout */
+    uint64_t corrupt;           /* subscribers removed because their cursor violated the layout; by path also those of
+                                   users that the options do not permit */
     uint64_t messages;          /* sent */
     uint64_t bytes;             /* of their payload */
     uint64_t waits;             /* times that there was no space */
@@ -173,30 +190,47 @@ typedef struct pelton_subscriber_options {
     uint32_t struct_bytes;      /* sizeof(pelton_subscriber_options): PELTON_SUBSCRIBER_OPTIONS_INIT sets it */
     uint32_t wait;              /* enum pelton_wait */
     uint64_t start_from;        /* the first message. 0: the next one. A number: so many before that one.
-                                   PELTON_OLDEST. The publisher has earlier ones by its option history */
+                                   PELTON_OLDEST. The publisher has earlier ones by its option history. Of a durable
+                                   subscription only the first subscriber begins there */
     int64_t lag_after_ns;       /* PELTON_GATE: it holds the publisher up for so long at one message; then it lags until
                                    it has caught up, and may miss messages. 0: no limit */
     uint64_t slack;             /* PELTON_LAG, or lag_after_ns: bytes that it may be behind before the publisher passes
                                    it. 256 KiB, at most half the publisher's capacity. More is slower */
     uint64_t capacity;          /* largest lane that it accepts: of the same user 16 GiB, else 64 MiB */
-    uint64_t message_bytes_max; /* largest message that it accepts. Of another user's publisher 1 MiB */
-    int64_t deadline_ns;        /* opening waits until then for a publisher. 0: not at all */
+    uint64_t message_bytes_max; /* largest message that it accepts. Of another user's publisher 1 MiB. Not by path */
+    int64_t deadline_ns;        /* opening waits until then for a publisher. 0: not at all. By path it waits for the
+                                   directory, not for a publisher, and for the durable name. 0: 200 ms for the name */
+    const char *durable;        /* path: the subscription keeps its place under this name, over restarts of both sides.
+                                   1 to 64 letters, digits, '.', '_' or '-'. NULL: it ends with the subscriber. Not with
+                                   PELTON_LATEST */
     const uint32_t *uids;       /* users that may be the publisher, besides this process's own, */
     uint32_t uid_count;         /* and their number */
     uint32_t policy;            /* enum pelton_policy: PELTON_GATE */
+    uint32_t mode;              /* path: permission bits that the directory may have, 0700 */
+    uint32_t reserved;          /* 0 */
 } pelton_subscriber_options;
 
-#define PELTON_SUBSCRIBER_OPTIONS_INIT {(uint32_t)sizeof(pelton_subscriber_options), 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0}
+#define PELTON_SUBSCRIBER_OPTIONS_INIT \
+    {(uint32_t)sizeof(pelton_subscriber_options), 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, 0, 0, 0}
 
 /* Subscribes to the publisher under "prices" or "unix:PATH". Waits until options.deadline_ns for a publisher, and some
  * seconds to be admitted. Errors: as pelton_sender_open. PELTON_REFUSED: also if the publisher has 64 subscribers, or
- * takes none that could hold it up for so long. */
+ * takes none that could hold it up for so long. "path:DIR" subscribes in that directory, with or without a publisher,
+ * and does not wait for one. Errors there: PELTON_NO_CHANNEL. PELTON_ROLE_TAKEN: another process uses the durable name.
+ * PELTON_REFUSED: there are 64 subscribers and durable subscriptions; or the durable one gates now, and could be passed
+ * before: remove it to begin anew. PELTON_CORRUPT, PELTON_NOT_A_CHANNEL, PELTON_NO_SPACE, PELTON_REBOOTED. */
 PELTON_MUST_USE int pelton_subscriber_open(const char *name, const pelton_subscriber_options *options,
                                            pelton_subscriber **out);
 
+/* Removes the durable subscription of "path:DIR", which no process uses: it holds the publisher up no more. Does not
+ * wait. Any thread. Errors: PELTON_REFUSED: there is none of this name. PELTON_ROLE_TAKEN: a process uses it.
+ * PELTON_NAME, PELTON_NO_CHANNEL, PELTON_NOT_A_CHANNEL. */
+PELTON_MUST_USE int pelton_subscription_remove(const char *name, const char *durable);
+
 /* Creates a subscriber for a thread of the publisher's process, which has joined already. Does not wait. Makes the
  * publisher's descriptor readable: an event loop that waits arms again. The options capacity, message_bytes_max,
- * deadline_ns and uids have no use here. Errors: PELTON_REFUSED, as pelton_subscriber_open. */
+ * deadline_ns, durable, uids and mode have no use here. Errors: PELTON_REFUSED: as pelton_subscriber_open, and of a
+ * publisher in a directory, where threads use pelton_subscriber_open too. */
 PELTON_MUST_USE int pelton_publisher_subscriber(pelton_publisher *publisher, const pelton_subscriber_options *options,
                                                 pelton_subscriber **out);
 
@@ -211,8 +245,10 @@ PELTON_MUST_USE int pelton_subscriber_opening_finish(pelton_subscriber_opening *
 typedef struct pelton_delivery {
     const void *data; /* never NULL; in the lane it is aligned to 8. Valid until the release */
     size_t size;
-    uint64_t number;  /* each publisher counts its messages from 1 */
-    uint64_t missed;  /* messages that the subscriber has missed directly before this one */
+    uint64_t number;  /* each publisher counts its messages from 1; by path it continues its predecessor's count. A
+                         durable subscriber that is killed before the release gets the message again, with the same
+                         number */
+    uint64_t missed;  /* messages that the subscriber has missed directly before this one, also while away */
 } pelton_delivery;
 
 /* Receives the next message. Waits for one. Errors: PELTON_AGAIN: there is none. */
@@ -227,7 +263,7 @@ int pelton_subscriber_release(pelton_subscriber *subscriber);
  * the same. Errors: PELTON_AGAIN: no successor has admitted it yet, which takes two of the publisher's calls. The next
  * call continues there, also with PELTON_NO_WAIT; the successor may count the subscriber already, so call it again, or
  * close it. PELTON_REFUSED: the publisher is there, or in this process alone. As pelton_subscriber_open; it can be
- * tried again. */
+ * tried again. By path the lane and its numbers continue. */
 PELTON_MUST_USE int pelton_subscriber_resume(pelton_subscriber *subscriber, int64_t deadline_ns);
 
 /* The descriptor to poll for reading. As pelton_publisher_fd. */
@@ -247,9 +283,9 @@ int pelton_subscriber_disarm(pelton_subscriber *subscriber);
 /* A subscriber's figures. */
 typedef struct pelton_subscriber_info {
     uint32_t struct_bytes;      /* sizeof(pelton_subscriber_info), as in pelton_publisher_info */
-    uint32_t peer_pid;          /* the publisher's process; of a thread, this one */
+    uint32_t peer_pid;          /* the publisher's process; of a thread, this one; 0: none is known */
     uint32_t peer_uid;          /* its user */
-    uint32_t reserved;          /* 0 */
+    uint32_t continues;         /* 1: of a durable subscription, which an earlier process has begun */
     uint64_t next_number;       /* number of the next message */
     uint64_t capacity;          /* bytes of the lane */
     uint64_t message_bytes_max; /* largest message */

@@ -42,7 +42,7 @@ extern "C" {
     X(PELTON_OPTION, -14, "an option has an invalid value, or does not apply here") \
     X(PELTON_NO_CHANNEL, -15, "there is no channel at the path: create it, or set a deadline") \
     X(PELTON_NOT_A_CHANNEL, -16, "the file at the path cannot be used as a channel") \
-    X(PELTON_ROLE_TAKEN, -17, "the path's channel already has its receiver, or all its senders") \
+    X(PELTON_ROLE_TAKEN, -17, "the role at the path is taken: receiver, publisher, durable name, or all senders") \
     X(PELTON_NO_SPACE, -18, "the file system is full: nothing is damaged, try again when there is space") \
     X(PELTON_REBOOTED, -19, "the path's channel is from before a reboot: `pelton recover` keeps the intact messages") \
     X(PELTON_SYSTEM, -20, "the operating system refused an operation: errno has the reason") \

@@ -1,4 +1,5 @@
-/* One publisher, many subscribers: each policy, in processes, threads and event loops; ends; the caller's mistakes. */
+/* One publisher, many subscribers: each policy, in processes, threads and event loops; in a directory, with durable
+ * subscriptions; ends; the caller's mistakes. */
 #include "check.h"
 
 enum { MESSAGES = 20000, CAPACITY = 64 << 10 };
@@ -339,8 +340,12 @@ static void what_options_contradict_is_refused(void) {
     pelton_publisher *publisher = published(NULL);
     pelton_subscriber *subscriber;
     const uint32_t user = 1;
-    FAILS(pelton_publisher_open("path:/tmp/x", NULL, &publisher), PELTON_NAME, "path");
-    FAILS(pelton_subscriber_open("path:/tmp/x", NULL, &subscriber), PELTON_NAME, "path");
+    FAILS(pelton_publisher_open("path:", NULL, &publisher), PELTON_NAME, "path:DIR");
+    FAILS(pelton_subscriber_open("path:", NULL, &subscriber), PELTON_NAME, "path:DIR");
+    FAILS(pelton_subscriber_open("path:/nowhere/at/all", NULL, &subscriber), PELTON_NO_CHANNEL, "/nowhere/at/all");
+    FAILS(pelton_subscription_remove("path:/nowhere/at/all", "audit"), PELTON_NO_CHANNEL, "/nowhere/at/all");
+    FAILS(pelton_subscription_remove("prices", "audit"), PELTON_NAME, "path:DIR");
+    FAILS(pelton_subscription_remove("path:/nowhere/at/all", NULL), PELTON_NULL, "durable");
     FAILS(pelton_subscriber_open("unix:/nowhere/at/all", NULL, &subscriber), PELTON_NO_LISTENER, "/nowhere/at/all");
     options.hold_max_ns = -2;
     FAILS(pelton_publisher_open("x", &options, &publisher), PELTON_OPTION, "hold_max_ns");
@@ -348,6 +353,13 @@ static void what_options_contradict_is_refused(void) {
     options.uids = &user;
     options.uid_count = 1;
     FAILS(pelton_publisher_open(NULL, &options, &publisher), PELTON_OPTION, "uids is set, but a publisher without a name");
+    options.hold_max_ns = PELTON_NO_HOLD;
+    FAILS(pelton_publisher_open("path:/nowhere/at/all", &options, &publisher), PELTON_OPTION, "hold_max_ns is set");
+    options.deadline_ns = PELTON_FOREVER;
+    FAILS(pelton_publisher_open("x", &options, &publisher), PELTON_OPTION, "deadline_ns is set");
+    options.deadline_ns = 0;
+    options.mode = 0750;
+    FAILS(pelton_publisher_open("x", &options, &publisher), PELTON_OPTION, "mode is set");
 #define REFUSED(words, ...)                                                                                            \
     do {                                                                                                               \
         pelton_subscriber_options wrong = PELTON_SUBSCRIBER_OPTIONS_INIT;                                              \
@@ -364,8 +376,151 @@ static void what_options_contradict_is_refused(void) {
     REFUSED("message_bytes_max is set", wrong.message_bytes_max = 100);
     REFUSED("deadline_ns is set", wrong.deadline_ns = PELTON_FOREVER);
     REFUSED("uids is set", wrong.uids = &user, wrong.uid_count = 1);
+    REFUSED("durable is set", wrong.durable = "audit");
+    REFUSED("mode is set", wrong.mode = 0750);
+    REFUSED("reserved is 1", wrong.reserved = 1);
     REFUSED("struct_bytes", wrong.struct_bytes = 12);
     OK(pelton_close(publisher));
+}
+
+/* ---- In a directory ---- */
+
+static void remove_broadcast(const char *name) {
+    CHECK(nftw(name + strlen("path:"), remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0);
+}
+
+static pelton_subscriber *durable(const char *name, const char *durable, uint32_t policy) {
+    pelton_subscriber_options options = PELTON_SUBSCRIBER_OPTIONS_INIT;
+    pelton_subscriber *subscriber;
+    options.durable = durable;
+    options.policy = policy;
+    options.deadline_ns = SOON;
+    OK(pelton_subscriber_open(name, &options, &subscriber));
+    return subscriber;
+}
+
+static int continues(pelton_subscriber *subscriber) {
+    pelton_subscriber_info info;
+    info.struct_bytes = sizeof info;
+    OK(pelton_subscriber_get_info(subscriber, &info));
+    return info.continues == 1;
+}
+
+/* Releases the first message, and is killed while it has the second. */
+static void audits_and_is_killed(const char *name) {
+    pelton_delivery delivery;
+    pelton_subscriber *subscriber = durable(name, "audit", PELTON_GATE);
+    CHECK(!continues(subscriber));
+    receives(subscriber, "one", 1, 0);
+    OK(pelton_subscriber_receive(subscriber, SOON, &delivery));
+    CHECK(delivery.number == 2);
+    for (;;) pause();
+}
+
+static void a_durable_subscription_keeps_its_place_over_a_kill(void) {
+    pelton_subscriber_options options = PELTON_SUBSCRIBER_OPTIONS_INIT;
+    pelton_publisher *publisher;
+    pelton_subscriber *subscriber;
+    pelton_delivery delivery;
+    char name[128];
+    uint64_t sent = 2;
+    int code;
+    publisher = published(place(name, "path:%s/trades"));
+    pid_t audit = start(audits_and_is_killed, name);
+    OK(pelton_publisher_wait_subscribers(publisher, 1, SOON));
+    pelton_subscriber_state state = only_state(publisher);
+    CHECK(state.pid == (uint32_t)audit && strcmp(state.durable, "audit") == 0 && state.policy == PELTON_GATE);
+    sends(publisher, "one");
+    sends(publisher, "two");
+    while (only_state(publisher).behind != 1) usleep(1000);
+    options.durable = "audit";
+    options.deadline_ns = pelton_deadline(0);
+    FAILS(pelton_subscriber_open(name, &options, &subscriber), PELTON_ROLE_TAKEN, "audit");
+    FAILS(pelton_subscription_remove(name, "audit"), PELTON_ROLE_TAKEN, "audit");
+    kill_now(audit);
+    /* While it is away it gates. */
+    while ((code = pelton_publisher_send(publisher, "more", 4, PELTON_NO_WAIT)) == PELTON_OK) sent++;
+    RETURNS(code, PELTON_AGAIN);
+    state = only_state(publisher);
+    CHECK(state.pid == 0 && strcmp(state.durable, "audit") == 0 && state.behind == sent - 1 && state.holds_ns > 0);
+    subscriber = durable(name, "audit", PELTON_GATE);
+    CHECK(continues(subscriber));
+    receives(subscriber, "two", 2, 0);
+    for (uint64_t number = 3; number <= sent; number++) receives(subscriber, "more", number, 0);
+    OK(pelton_close(subscriber));
+    /* One that lags learns how many it has missed while away. */
+    OK(pelton_close(durable(name, "log", PELTON_LAG)));
+    OK(pelton_close(durable(name, "audit", PELTON_LAG)));
+    for (int i = 0; i < 20000; i++) sends(publisher, "more");
+    subscriber = durable(name, "log", PELTON_LAG);
+    CHECK(continues(subscriber));
+    OK(pelton_subscriber_receive(subscriber, SOON, &delivery));
+    CHECK(delivery.missed > 0 && delivery.number == sent + 1 + delivery.missed);
+    OK(pelton_close(subscriber));
+    /* It may have missed messages, so it begins anew to gate. */
+    options.durable = "log";
+    FAILS(pelton_subscriber_open(name, &options, &subscriber), PELTON_REFUSED, "log");
+    OK(pelton_subscription_remove(name, "log"));
+    FAILS(pelton_subscription_remove(name, "log"), PELTON_REFUSED, "log");
+    subscriber = durable(name, "log", PELTON_GATE);
+    CHECK(!continues(subscriber));
+    OK(pelton_close(subscriber));
+    OK(pelton_close(publisher));
+    remove_broadcast(name);
+}
+
+static void publishes_in_a_directory(const char *name) {
+    pelton_publisher *publisher = published(name);
+    sends(publisher, "before the kill");
+    for (;;) pause();
+}
+
+/* Both sides come and go, and a loop waits for none of them. */
+static void a_directory_s_publisher_has_a_successor(void) {
+    pelton_publisher_options options = PELTON_PUBLISHER_OPTIONS_INIT;
+    pelton_subscriber_options oldest = PELTON_SUBSCRIBER_OPTIONS_INIT;
+    pelton_publisher *publisher;
+    pelton_subscriber *subscriber, *thread;
+    pelton_subscriber_opening *opening;
+    pelton_delivery delivery;
+    char name[128];
+    int code;
+    place(name, "path:%s/successor");
+    oldest.start_from = PELTON_OLDEST;
+    OK(pelton_subscriber_open_start(name, &oldest, &opening));
+    struct pollfd ready = {pelton_subscriber_opening_fd(opening), POLLIN, 0};
+    CHECK(poll(&ready, 1, 60000) == 1);
+    FAILS(pelton_subscriber_opening_finish(opening, &subscriber), PELTON_NO_CHANNEL, "successor");
+    OK(pelton_close(opening));
+    pid_t first = start(publishes_in_a_directory, name);
+    oldest.deadline_ns = SOON;
+    OK(pelton_subscriber_open_start(name, &oldest, &opening));
+    ready.fd = pelton_subscriber_opening_fd(opening);
+    do {
+        CHECK(poll(&ready, 1, 60000) == 1);
+        code = pelton_subscriber_opening_finish(opening, &subscriber);
+    } while (code == PELTON_AGAIN);
+    OK(code);
+    OK(pelton_close(opening));
+    CHECK(!continues(subscriber));
+    receives(subscriber, "before the kill", 1, 0);
+    FAILS(pelton_subscriber_resume(subscriber, PELTON_NO_WAIT), PELTON_REFUSED, "alive");
+    options.deadline_ns = pelton_deadline(0);
+    FAILS(pelton_publisher_open(name, &options, &publisher), PELTON_ROLE_TAKEN, "publisher");
+    kill_now(first);
+    RETURNS(pelton_subscriber_receive(subscriber, SOON, &delivery), PELTON_PEER_DIED);
+    RETURNS(pelton_subscriber_resume(subscriber, PELTON_NO_WAIT), PELTON_AGAIN);
+    options.deadline_ns = SOON;
+    OK(pelton_publisher_open(name, &options, &publisher));
+    FAILS(pelton_publisher_subscriber(publisher, NULL, &thread), PELTON_REFUSED, "directory");
+    OK(pelton_subscriber_resume(subscriber, SOON));
+    sends(publisher, "after the kill");
+    receives(subscriber, "after the kill", 2, 0);
+    OK(pelton_publisher_wait_released(publisher, SOON));
+    OK(pelton_close(publisher));
+    RETURNS(pelton_subscriber_receive(subscriber, SOON, &delivery), PELTON_CLOSED);
+    OK(pelton_close(subscriber));
+    remove_broadcast(name);
 }
 
 static pelton_subscriber *of_the_parent;
@@ -429,6 +584,8 @@ int main(void) {
         TEST(a_killed_publisher_has_a_successor),
         TEST(a_resume_in_steps_joins_a_publisher_that_seldom_calls),
         TEST(a_killed_subscriber_holds_nothing_up),
+        TEST(a_durable_subscription_keeps_its_place_over_a_kill),
+        TEST(a_directory_s_publisher_has_a_successor),
         TEST(what_options_contradict_is_refused),
         TEST(a_received_message_is_released_once),
     };

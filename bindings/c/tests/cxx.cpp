@@ -707,6 +707,45 @@ static void openings_are_polled() {
     IS(of_client->finish(), PELTON_NO_LISTENER);
 }
 
+static void a_durable_subscription_continues_with_its_next_process() {
+    char directory[128];
+    place(directory, "path:%s/durable");
+    pelton::subscriber_options durable;
+    durable.durable = "audit";
+    durable.deadline_ns = soon().ns();
+    auto publisher = pelton::publisher::open(directory);
+    IS(publisher, PELTON_OK);
+    fflush(nullptr);
+    pid_t audit = fork();
+    CHECK(audit >= 0);
+    if (audit == 0) {
+        alarm(200);
+        auto subscriber = pelton::subscriber::open(directory, durable);
+        IS(subscriber, PELTON_OK);
+        IS(subscriber->receive(soon()), PELTON_OK);
+        auto held = subscriber->receive(soon());
+        for (;;) pause();
+    }
+    IS(publisher->wait_subscribers(1, soon()), PELTON_OK);
+    for (const char *text : {"one", "two"}) IS(publisher->send(as_bytes(text)), PELTON_OK);
+    pelton_subscriber_state state[1];
+    do IS(publisher->subscribers(state), PELTON_OK);
+    while (state[0].behind != 1);
+    IS(pelton::remove_subscription(directory, "audit"), PELTON_ROLE_TAKEN);
+    kill_now(audit);
+    {
+        auto subscriber = pelton::subscriber::open(directory, durable);
+        IS(subscriber, PELTON_OK);
+        CHECK(subscriber->info()->continues == 1);
+        auto delivery = subscriber->receive(soon());
+        IS(delivery, PELTON_OK);
+        CHECK(as_text(delivery->bytes()) == "two" && delivery->number() == 2);
+    }
+    IS(pelton::remove_subscription(directory, "audit"), PELTON_OK);
+    IS(publisher->close(), PELTON_OK);
+    CHECK(nftw(directory + strlen("path:"), remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0);
+}
+
 static void a_delivery_is_released_at_the_end_of_its_scope() {
     auto publisher = pelton::publisher::open(nullptr);
     IS(publisher, PELTON_OK);
@@ -776,6 +815,7 @@ int main() {
         TEST(deadlines_are_durations_or_times),
         TEST(events_and_messages_of_many_senders),
         TEST(openings_are_polled),
+        TEST(a_durable_subscription_continues_with_its_next_process),
         TEST(a_delivery_is_released_at_the_end_of_its_scope),
         TEST(a_flush_takes_the_receiver_and_calls_back),
         TEST(what_is_appended_is_flushed_at_the_end_of_the_last_appender),

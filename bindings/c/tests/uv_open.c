@@ -277,6 +277,43 @@ static void a_subscriber_opens_in_the_loop_of_its_publisher(void) {
     RETURNS(last_code, PELTON_CLOSED);
 }
 
+/* Another process, which is killed while it has a message. */
+static void takes_one(const char *name) {
+    pelton_subscriber_options options = PELTON_SUBSCRIBER_OPTIONS_INIT;
+    pelton_subscriber *subscriber;
+    pelton_delivery delivery;
+    options.durable = "audit";
+    options.deadline_ns = SOON;
+    OK(pelton_subscriber_open(name, &options, &subscriber));
+    OK(pelton_subscriber_receive(subscriber, SOON, &delivery));
+    for (;;) pause();
+}
+
+static void a_durable_subscription_continues_in_a_loop(void) {
+    pelton_publisher_options options = PELTON_PUBLISHER_OPTIONS_INIT;
+    pelton_subscriber_options durable = PELTON_SUBSCRIBER_OPTIONS_INIT;
+    pelton_publisher *publisher;
+    char name[128], message[100] = {0};
+    pid_t killed;
+    opened = closed = delivered = 0;
+    sent = 1;
+    options.capacity = 64 << 10;
+    CHECK(uv_loop_init(&loop) == 0);
+    OK(pelton_publisher_open(place(name, "path:%s/durable"), &options, &publisher));
+    killed = start(takes_one, name);
+    OK(pelton_publisher_wait_subscribers(publisher, 1, SOON));
+    OK(pelton_publisher_send(publisher, message, sizeof message, SOON));
+    await_sleep(killed);
+    kill_now(killed);
+    OK(pelton_uv_publisher_init(&loop, &publisher_handle, publisher));
+    durable.durable = "audit";
+    OK(pelton_uv_subscriber_open(&loop, new_request(), name, &durable, deliver_and_publish));
+    run_to_the_end();
+    CHECK(opened == 1 && closed == 2 && sent == PUBLISHED && delivered == PUBLISHED);
+    RETURNS(last_code, PELTON_CLOSED);
+    CHECK(nftw(name + strlen("path:"), remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0);
+}
+
 static void note_space(pelton_uv_publisher_t *handle) {
     spaces++;
     pelton_uv_publisher_close(handle, NULL);
@@ -331,6 +368,7 @@ int main(void) {
         TEST(a_client_opens_in_the_loop_of_its_service),
         TEST(a_sender_opens_in_the_loop_of_its_receiver),
         TEST(a_subscriber_opens_in_the_loop_of_its_publisher),
+        TEST(a_durable_subscription_continues_in_a_loop),
         TEST(a_due_callback_is_called_whatever_the_publisher_does_meanwhile),
         TEST(without_a_listener_the_callback_has_the_reason),
         TEST(a_listener_that_never_answers_keeps_the_loop_running_until_the_open_is_cancelled),

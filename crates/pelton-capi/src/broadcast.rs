@@ -4,6 +4,7 @@ use crate::c::{Bytes, Info, New, Options, Out, OutArray, Text, check_size, sized
 use crate::code::{self, Answer, armed, done, found, is_done, sent};
 use crate::entries::entries;
 use crate::handle::{Handle, Kind, Object, State};
+use crate::opening::directory;
 use crate::options::{self, PublisherOptions, SubscriberOptions};
 use crate::receiver::numbers;
 use pelton::raw::Record;
@@ -65,6 +66,7 @@ structures! {
     "pelton_subscriber_state" CSubscriberState {
         pid: u32,
         uid: u32,
+        durable: [u8; 72],
         policy: u32,
         lags: u32,
         lag_after_ns: i64,
@@ -94,9 +96,14 @@ impl CSubscriberState {
             time.map_or(0, |time| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX).max(1))
         }
         let (pid, uid) = numbers(Some(state.peer));
+        let mut durable = [0; 72];
+        let name = state.durable.as_deref().unwrap_or_default().as_bytes();
+        // With a NUL: the library's names have at most 64 bytes.
+        durable[..name.len()].copy_from_slice(name);
         CSubscriberState {
             pid,
             uid,
+            durable,
             policy: match state.policy {
                 Policy::Gate => 0,
                 Policy::Lag => 1,
@@ -128,7 +135,7 @@ sized_structures! {
     "pelton_subscriber_info" SubscriberInfo {
         peer_pid: u32,
         peer_uid: u32,
-        reserved: u32,
+        continues: u32,
         next_number: u64,
         capacity: u64,
         message_bytes_max: u64,
@@ -218,10 +225,27 @@ unsafe fn release_fast(handle: *mut Handle<Subscriber>) -> Option<c_int> {
 
 entries! {
     fn pelton_publisher_open(name: Option<Text>, options: Options<PublisherOptions>, out: New<Publisher>) {
-        out.give(Publisher(match name {
-            Some(name) => done(options.build(false)?.publish_at(text(name)?))?,
-            None => done(options.build(true)?.publisher())?,
-        }))
+        let Some(name) = name else {
+            return out.give(Publisher(done(options.build(&options::PUBLISHING_THREAD)?.publisher())?));
+        };
+        out.give(Publisher(done(match directory(name)? {
+            None => options.build(&options::PUBLISHER_BY_NAME)?.publish_at(text(name)?),
+            Some(path) => options.build(&options::CREATED_PUBLISHER)?.create_publisher(path),
+        })?))
+    }
+
+    fn pelton_subscription_remove(name: Text, durable: Text) {
+        let Some(path) = directory(name)? else {
+            return Err(code::tell(code::NAME, format!("{name:?} is no path:DIR: only there subscriptions are durable")));
+        };
+        let durable = options::durable(durable)?;
+        match done(pelton::inspect::remove_durable(path, durable))? {
+            true => Ok(()),
+            false => Err(code::tell(
+                code::REFUSED,
+                format!("{} has no durable subscription {durable:?}", path.display()),
+            )),
+        }
     }
 
     fn pelton_publisher_subscriber(
@@ -347,7 +371,7 @@ entries! {
             struct_bytes: 0,
             peer_pid,
             peer_uid,
-            reserved: 0,
+            continues: subscriber.continues().into(),
             next_number: subscriber.next_number(),
             capacity: subscriber.capacity(),
             message_bytes_max: subscriber.message_bytes_max(),

@@ -27,12 +27,20 @@ enum Place<'a> {
 
 impl Place<'_> {
     fn of<'a>(name: &'a CStr, options: &ChannelOptions) -> Answer<Place<'a>> {
-        let Some(directory) = name.to_bytes().strip_prefix(b"path:") else { return text(name).map(Place::Name) };
-        if directory.is_empty() {
-            return Err(code::tell(code::NAME, "\"path:\" names no directory: write path:DIR"));
-        }
-        let directory = Path::new(OsStr::from_bytes(directory));
-        Ok(if options.creates()? { Place::Created(directory) } else { Place::Existing(directory) })
+        Ok(match directory(name)? {
+            None => Place::Name(text(name)?),
+            Some(directory) if options.creates()? => Place::Created(directory),
+            Some(directory) => Place::Existing(directory),
+        })
+    }
+}
+
+/// The directory of "path:DIR"; `None`: it is another name.
+pub fn directory(name: &CStr) -> Answer<Option<&Path>> {
+    match name.to_bytes().strip_prefix(b"path:") {
+        None => Ok(None),
+        Some(b"") => Err(code::tell(code::NAME, "\"path:\" names no directory: write path:DIR")),
+        Some(directory) => Ok(Some(Path::new(OsStr::from_bytes(directory)))),
     }
 }
 
@@ -148,8 +156,10 @@ entries! {
 
 entries! {
     fn pelton_subscriber_open(name: Text, options: Options<SubscriberOptions>, out: New<Subscriber>) {
-        let options = options.build(&options::SUBSCRIBER)?;
-        out.give(Subscriber::new(done(options.connect_subscriber(text(name)?))?))
+        out.give(Subscriber::new(done(match directory(name)? {
+            None => options.build(&options::SUBSCRIBER)?.connect_subscriber(text(name)?),
+            Some(path) => options.build_in_directory()?.open_subscriber(path),
+        })?))
     }
 
     fn pelton_subscriber_open_start(
@@ -157,8 +167,10 @@ entries! {
         options: Options<SubscriberOptions>,
         out: New<Opening<Subscriber>>,
     ) {
-        let options = options.build(&options::SUBSCRIBER)?;
-        out.give(Opening::new(done(options.start_connect_subscriber(text(name)?))?))
+        out.give(Opening::new(done(match directory(name)? {
+            None => options.build(&options::SUBSCRIBER)?.start_connect_subscriber(text(name)?),
+            Some(path) => options.build_in_directory()?.start_open_subscriber(path),
+        })?))
     }
 
     fn pelton_subscriber_opening_fd(opening: &mut Opening<Subscriber>) {

@@ -7,6 +7,7 @@ use crate::c::{Text, deadline, sized_structures};
 use crate::code::{self, Answer, wrong};
 use pelton::file::EngineOptions;
 use pelton::{Policy, RecordFileOptions, StartFrom, Wait};
+use std::ffi::CStr;
 use std::time::Duration;
 
 /// A function that creates handles, and the options that it cannot use, each with the reason.
@@ -34,6 +35,8 @@ const SENDER_ONLY: &str = "it limits a sender";
 const SENDER_DECIDES: &str = "its sender decides that";
 const RECEIVER_ONLY: &str = "it limits what a peer can make a receiver use";
 const NO_WAIT: &str = "it does not wait";
+const JOIN_BY_THEMSELVES: &str = "subscribers join there without the publisher";
+const CREATOR_DECIDES: &str = "the publisher that created the broadcast has decided it";
 const NO_PEER: &str = "its endpoints belong to this process";
 
 pub const SENDER_BY_NAME: Maker = Maker {
@@ -91,11 +94,28 @@ pub const THREADS: Maker = Maker {
 const GATHER_THREADS: Maker =
     Maker { name: "a receiver of threads alone", unused: &[("memory_bytes_max", NO_PEER), ("uids", NO_PEER)] };
 
-const PUBLISHING_THREAD: Maker = Maker { name: "a publisher without a name", unused: &[("uids", NO_PEER)] };
-pub const SUBSCRIBER: Maker = Maker { name: "a subscriber that connects", unused: &[] };
+pub const PUBLISHING_THREAD: Maker = Maker {
+    name: "a publisher without a name",
+    unused: &[("uids", NO_PEER), ("deadline_ns", NO_WAIT), ("mode", PATH_ONLY)],
+};
+pub const PUBLISHER_BY_NAME: Maker =
+    Maker { name: "a publisher under a name", unused: &[("deadline_ns", NO_WAIT), ("mode", PATH_ONLY)] };
+pub const CREATED_PUBLISHER: Maker =
+    Maker { name: "a publisher in a directory", unused: &[("hold_max_ns", JOIN_BY_THEMSELVES)] };
+pub const SUBSCRIBER: Maker =
+    Maker { name: "a subscriber that connects", unused: &[("durable", PATH_ONLY), ("mode", PATH_ONLY)] };
+const OPENED_SUBSCRIBER: Maker =
+    Maker { name: "a subscriber in a directory", unused: &[("message_bytes_max", CREATOR_DECIDES)] };
 pub const SUBSCRIBING_THREAD: Maker = Maker {
     name: "pelton_publisher_subscriber",
-    unused: &[("capacity", NO_PEER), ("message_bytes_max", NO_PEER), ("deadline_ns", NO_WAIT), ("uids", NO_PEER)],
+    unused: &[
+        ("capacity", NO_PEER),
+        ("message_bytes_max", NO_PEER),
+        ("deadline_ns", NO_WAIT),
+        ("uids", NO_PEER),
+        ("durable", PATH_ONLY),
+        ("mode", PATH_ONLY),
+    ],
 };
 
 /// The options that several makers have.
@@ -163,6 +183,11 @@ fn interval(option: &str, found: i64) -> Answer<Duration> {
     u64::try_from(found).map(Duration::from_nanos).map_err(|_| wrong(option, found, "nanoseconds, not less than 0"))
 }
 
+/// The name of a durable subscription, which the library checks.
+pub fn durable(name: &CStr) -> Answer<&str> {
+    name.to_str().map_err(|_| code::tell(code::NAME, format!("{name:?} is no durable name: it is not UTF-8")))
+}
+
 fn check_reserved(found: u32) -> Answer {
     if found == 0 { Ok(()) } else { Err(wrong("reserved", found, "0: begin with the _INIT macro")) }
 }
@@ -201,9 +226,10 @@ sized_structures! {
         message_bytes_max: u64,
         history: u64,
         hold_max_ns: i64,
+        deadline_ns: i64,
         uids: *const u32,
         uid_count: u32,
-        reserved: u32,
+        mode: u32,
     }
     "pelton_subscriber_options" SubscriberOptions {
         wait: u32,
@@ -213,9 +239,12 @@ sized_structures! {
         capacity: u64,
         message_bytes_max: u64,
         deadline_ns: i64,
+        durable: Text,
         uids: *const u32,
         uid_count: u32,
         policy: u32,
+        mode: u32,
+        reserved: u32,
     }
     "pelton_client_options" ClientOptions {
         wait: u32,
@@ -322,13 +351,17 @@ impl GatherOptions {
 }
 
 impl PublisherOptions {
-    pub fn build<M>(&self, is_threads_alone: bool) -> Answer<pelton::Options<M>> {
-        check_reserved(self.reserved)?;
-        if is_threads_alone {
-            PUBLISHING_THREAD.check(&[("uids", self.uid_count != 0)])?;
-        }
+    pub fn build<M>(&self, maker: &Maker) -> Answer<pelton::Options<M>> {
+        maker.check(&[
+            ("hold_max_ns", self.hold_max_ns != 0),
+            ("deadline_ns", self.deadline_ns != 0),
+            ("uids", self.uid_count != 0),
+            ("mode", self.mode != 0),
+        ])?;
         let options = Common::of_sizes(self.wait, self.capacity, self.message_bytes_max, self.uids, self.uid_count);
-        let options = set(self.history, options.build()?, pelton::Options::history);
+        let options = options.build()?.connect_deadline(deadline(self.deadline_ns));
+        let options = set(self.history, options, pelton::Options::history);
+        let options = set(self.mode.into(), options, |options, mode| options.mode(mode as u32));
         Ok(match self.hold_max_ns {
             0 => options,
             // PELTON_NO_HOLD.
@@ -352,7 +385,10 @@ impl SubscriberOptions {
             ("message_bytes_max", self.message_bytes_max != 0),
             ("deadline_ns", self.deadline_ns != 0),
             ("uids", self.uid_count != 0),
+            ("durable", !self.durable.is_null()),
+            ("mode", self.mode != 0),
         ])?;
+        check_reserved(self.reserved)?;
         let gates = policy == Policy::Gate;
         if self.lag_after_ns != 0 && !gates {
             return Err(wrong("lag_after_ns", self.lag_after_ns, "0, or the policy PELTON_GATE"));
@@ -369,11 +405,20 @@ impl SubscriberOptions {
             messages => StartFrom::Last(messages),
         });
         let options = set(self.slack, options, pelton::Options::slack);
+        let mut options = set(self.mode.into(), options, |options, mode| options.mode(mode as u32));
+        if !self.durable.is_null() {
+            options = options.durable(durable(self.durable.string("options.durable")?)?);
+        }
         Ok(match self.lag_after_ns {
             0 => options,
             ns => options.lag_after(interval("lag_after_ns", ns)?),
         }
         .cast())
+    }
+
+    /// In a directory, where the limit of the lane is that of the memory.
+    pub fn build_in_directory<M>(&self) -> Answer<pelton::Options<M>> {
+        Ok(set(self.capacity, self.build(&OPENED_SUBSCRIBER)?, pelton::Options::memory).cast())
     }
 }
 

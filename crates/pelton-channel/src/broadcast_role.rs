@@ -4,6 +4,7 @@ use crate::directory::{Directory, table_of};
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::link::{Link, UNKNOWN_PEER};
+use crate::path_broadcast::check_durable;
 use crate::transport::{PathTransport, PeerRole};
 use pelton_lane::BroadcastProducer;
 use pelton_os::lock::Lock;
@@ -26,6 +27,8 @@ pub(crate) struct BroadcastRole {
     pub(crate) lock: Lock,
     /// Of a subscriber: it keeps its place.
     pub(crate) is_durable: bool,
+    /// Of a subscriber: an earlier process has begun its durable subscription.
+    pub(crate) continues: bool,
     /// Of a subscriber: the generation of the last publisher whose end is no news; 0: none. It left before this side
     /// subscribed, or this side has reported it.
     pub(crate) past: u64,
@@ -81,6 +84,12 @@ impl PublisherPath {
         link.find_peer(doorbells, || (joins, pid))?;
         link.ring_peer();
         Ok((link, self.table.clone()))
+    }
+
+    /// The name of the durable subscription of a slot. Hostile bytes are none.
+    pub(crate) fn durable(&self, slot: u32) -> Option<String> {
+        let slot = table_of(&self.table).slot(slot);
+        slot.durable().filter(|name| check_durable(name).is_ok()).map(str::to_owned)
     }
 
     /// Whether the subscriber of a slot, whose process has gone, keeps its place: it has a name, and has begun.

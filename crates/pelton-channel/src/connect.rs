@@ -136,15 +136,17 @@ impl Subscriber {
     /// [`Error::Refused`] between threads, and while the publisher is there; as [`Options::connect_subscriber`].
     pub fn resume_until(&mut self, deadline: impl Into<Deadline>) -> Result<bool> {
         self.endpoint.check_owner()?;
-        if self.path.is_some() && self.endpoint.departure.is_some() {
-            return self.resume_by_path(deadline.into().instant());
+        if self.path.is_some() || self.reconnect.is_some() {
+            if self.endpoint.departure.is_none() {
+                return Err(Error::Refused("the publisher is alive: there is nobody to succeed it".to_owned()));
+            }
+            if self.path.is_some() {
+                return self.resume_by_path(deadline.into().instant());
+            }
         }
         let Some((name, options)) = self.reconnect.clone() else {
             return Err(Error::Refused("a broadcast between threads has no successor: make a new one".to_owned()));
         };
-        if self.endpoint.departure.is_none() {
-            return Err(Error::Refused("the publisher is alive: there is nobody to succeed it".to_owned()));
-        }
         let (deadline, doorbells) = (deadline.into().instant(), &self.endpoint.doorbells);
         let mut joining = match self.joining.take() {
             Some(joining) => joining,

@@ -6,7 +6,7 @@ use crate::directory::{Access, Directory, PublisherRole, SubscriberRole, table_o
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::link::{Link, PASSED_MAX, UNKNOWN_PEER};
-use crate::opening::{Waiter, in_call};
+use crate::opening::{Opening, Waiter, in_call};
 use crate::options::{Options, maker};
 use crate::path::{check_size, directory_or_wait};
 use crate::publisher::{Publisher, PublisherParts, Subscription};
@@ -15,7 +15,7 @@ use crate::subscriber::{Subscriber, SubscriberMemory, SubscriberParts, broadcast
 use crate::transport::{Found, PathTransport, PeerRole};
 use pelton_lane::{BroadcastConsumer, BroadcastProducer, CursorTable, DURABLE_BYTES_MAX, JoinByPath, failpoint};
 use pelton_os::membarrier;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -47,7 +47,17 @@ impl Options<maker::CreatePublisher> {
     /// exists at the path, or a check fails; [`Error::NoSpace`]; [`Error::Rebooted`]: remove the broadcast, which
     /// cannot be recovered; [`Error::Corrupt`]; [`Error::Option`], [`Error::System`].
     pub fn create_publisher(&self, directory: impl AsRef<Path>) -> Result<Publisher> {
-        in_call(create_publisher(directory.as_ref(), self.settings(), &Waiter::Thread))
+        in_call(create_publisher(directory.as_ref().to_owned(), self.settings().clone(), Waiter::Thread))
+    }
+
+    /// As [`Options::create_publisher`], but does not wait: the caller's event loop continues it. A relative path is
+    /// resolved when the loop does so.
+    ///
+    /// # Errors
+    /// As [`Options::start_connect_sender`].
+    pub fn start_create_publisher(&self, directory: impl AsRef<Path>) -> Result<Opening<Publisher>> {
+        let (path, settings) = (directory.as_ref().to_owned(), self.settings().begun());
+        Opening::new(|waiter| create_publisher(path, settings, waiter))
     }
 }
 
@@ -60,17 +70,27 @@ impl Options<maker::OpenSubscriber> {
     /// [`Error::Refused`] if the broadcast has 64 subscribers; [`Error::Corrupt`]; [`Error::Option`];
     /// [`Error::NotAChannel`], [`Error::NoSpace`], [`Error::Rebooted`], [`Error::System`].
     pub fn open_subscriber(&self, directory: impl AsRef<Path>) -> Result<Subscriber> {
-        in_call(open_subscriber(directory.as_ref(), self.settings(), &Waiter::Thread))
+        in_call(open_subscriber(directory.as_ref().to_owned(), self.settings().clone(), Waiter::Thread))
+    }
+
+    /// As [`Options::open_subscriber`], but does not wait: the caller's event loop continues it. A relative path is
+    /// resolved when the loop does so.
+    ///
+    /// # Errors
+    /// As [`Options::start_connect_sender`].
+    pub fn start_open_subscriber(&self, directory: impl AsRef<Path>) -> Result<Opening<Subscriber>> {
+        let (path, settings) = (directory.as_ref().to_owned(), self.settings().begun());
+        Opening::new(|waiter| open_subscriber(path, settings, waiter))
     }
 }
 
-async fn create_publisher(path: &Path, options: &Settings, waiter: &Waiter) -> Result<Publisher> {
+async fn create_publisher(path: PathBuf, options: Settings, waiter: Waiter) -> Result<Publisher> {
     let can_barrier = membarrier::register();
     let (capacity, limit) = options.checked_sizes()?;
     let access = Access { uids: options.uids.clone(), mode: options.mode };
-    let directory = Arc::new(Directory::create_broadcast(path, &access, capacity, limit)?);
+    let directory = Arc::new(Directory::create_broadcast(&path, &access, capacity, limit)?);
     let deadline = options.connect_deadline.from_now();
-    let role = directory.claim_publisher_until(deadline, waiter).await?;
+    let role = directory.claim_publisher_until(deadline, &waiter).await?;
     failpoint("publisher: claimed");
     let PublisherRole { lock, page, data, table, doorbell, liveness } = role;
     let [page, data, table] = [page, data, table].map(Arc::new);
@@ -83,11 +103,18 @@ async fn create_publisher(path: &Path, options: &Settings, waiter: &Waiter) -> R
     failpoint("publisher: taken over");
     // How much of the memory is allocated is unknown.
     lane.set_backed(0);
-    let role =
-        BroadcastRole { directory: directory.clone(), liveness, lock, is_durable: false, past: 0, is_gone: false };
+    let role = BroadcastRole {
+        directory: directory.clone(),
+        liveness,
+        lock,
+        is_durable: false,
+        continues: false,
+        past: 0,
+        is_gone: false,
+    };
     let limit = directory.message_bytes_max();
     let parts = PublisherParts { lane, page, data, message_bytes_max: limit, doorbells };
-    let mut publisher = Publisher::of_parts(parts, options)?;
+    let mut publisher = Publisher::of_parts(parts, &options)?;
     publisher.path = Some(PublisherPath { table, role });
     publisher.admit()?;
     failpoint("publisher: met");
@@ -177,7 +204,7 @@ pub(crate) fn check_durable(name: &str) -> Result<()> {
     })
 }
 
-async fn open_subscriber(path: &Path, options: &Settings, waiter: &Waiter) -> Result<Subscriber> {
+async fn open_subscriber(path: PathBuf, options: Settings, waiter: Waiter) -> Result<Subscriber> {
     if let Some(name) = &options.durable {
         check_durable(name)?;
         if options.policy == crate::settings::Policy::Latest {
@@ -188,10 +215,10 @@ async fn open_subscriber(path: &Path, options: &Settings, waiter: &Waiter) -> Re
     let can_barrier = membarrier::register();
     let access = Access { uids: options.uids.clone(), mode: options.mode };
     let deadline = options.connect_deadline.from_now();
-    let opened = || Directory::open_broadcast(path, &access);
-    let directory = Arc::new(directory_or_wait(path, deadline, waiter, opened).await?);
-    check_size(&directory, options)?;
-    let role = directory.claim_subscriber_until(options.durable.as_deref(), deadline, waiter).await?;
+    let opened = || Directory::open_broadcast(&path, &access);
+    let directory = Arc::new(directory_or_wait(&path, deadline, &waiter, opened).await?);
+    check_size(&directory, &options)?;
+    let role = directory.claim_subscriber_until(options.durable.as_deref(), deadline, &waiter).await?;
     failpoint("subscriber: claimed");
     let SubscriberRole { slot, lock, page, data, table, doorbell, publisher_doorbell, liveness } = role;
     let [page, data, table] = [page, data, table].map(Arc::new);
@@ -205,9 +232,11 @@ async fn open_subscriber(path: &Path, options: &Settings, waiter: &Waiter) -> Re
     };
     let (memory, limit) = (broadcast_memory(&page, &data), directory.message_bytes_max());
     let corrupt = |problem| Error::Corrupt(format!("{}: {problem}", directory.path().display()));
+    let former = options.durable.as_ref().map_or(Ok(None), |_| table_of(&table).continued_policy(slot));
+    let continues = !matches!(former, Ok(None));
     if let Some(name) = &options.durable
         && joining.policy.reads_in_place()
-        && let Some(former) = table_of(&table).continued_policy(slot).map_err(corrupt)?
+        && let Some(former) = former.map_err(corrupt)?
         && !former.reads_in_place()
     {
         let (path, by) =
@@ -227,10 +256,10 @@ async fn open_subscriber(path: &Path, options: &Settings, waiter: &Waiter) -> Re
     let link = Link::new(publisher_doorbell, transport, UNKNOWN_PEER);
     let memory = SubscriberMemory { page, data, cursor: table };
     let parts = SubscriberParts { lane, sleeper, link, _memory: memory };
-    let mut subscriber = Subscriber::new(parts, doorbells, options)?;
+    let mut subscriber = Subscriber::new(parts, doorbells, &options)?;
     let is_durable = options.durable.is_some();
     let (past, _) = subscriber.parts.lane.publisher();
-    subscriber.path = Some(BroadcastRole { directory, liveness, lock, is_durable, past, is_gone: false });
+    subscriber.path = Some(BroadcastRole { directory, liveness, lock, is_durable, continues, past, is_gone: false });
     subscriber.find_publisher()?;
     // So that it finds this process, and its end.
     subscriber.parts.link.ring_peer();

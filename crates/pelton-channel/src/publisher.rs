@@ -138,11 +138,13 @@ impl Subscription {
 }
 
 /// A subscriber, as [`Publisher::subscribers`] shows it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SubscriberState {
     /// Its process; for a thread, this one; pid 0: a durable one that no process uses.
     pub peer: Peer,
+    /// The name of its durable subscription.
+    pub durable: Option<String>,
     /// Its policy.
     pub policy: Policy,
     /// With [`Policy::Gate`]: how long it may hold the publisher up.
@@ -597,11 +599,12 @@ impl Publisher {
         let (holder, next) = (self.holder, self.lane.number());
         self.lane.is_released();
         let absent = if self.path.is_some() { UNKNOWN_PEER } else { this_process() };
-        let state = |subscription: &Subscription| {
+        let state = |slot: usize, subscription: &Subscription| {
             let page = subscription.page();
             let (policy, lag_after) = Policy::of_lane(subscription.policy);
             SubscriberState {
                 peer: subscription.link.peer().unwrap_or(absent),
+                durable: self.path.as_ref().and_then(|path| path.durable(slot as u32)),
                 policy,
                 lag_after,
                 lags: self.lane.lags(subscription.join),
@@ -614,7 +617,8 @@ impl Publisher {
                     .map(|(since, _)| since.elapsed()),
             }
         };
-        self.subscriptions.iter().flatten().map(|subscription| state(subscription)).collect()
+        let all = self.subscriptions.iter().enumerate();
+        all.filter_map(|(slot, subscription)| Some(state(slot, subscription.as_deref()?))).collect()
     }
 
     /// Waits until every subscriber that gates has released every message, or `deadline`; false when it passes. One

@@ -252,6 +252,11 @@ impl Subscriber {
         self.missed
     }
 
+    /// Whether it continues a durable subscription, and did not begin it: an earlier process has, under the same name.
+    pub fn continues(&self) -> bool {
+        self.path.as_ref().is_some_and(|path| path.continues)
+    }
+
     /// The number of the next message, from 1 on, of this publisher; after a successor connects, of that one.
     pub fn next_number(&self) -> u64 {
         self.parts.lane.number() - u64::from(self.is_copied)

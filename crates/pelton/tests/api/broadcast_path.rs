@@ -1,6 +1,7 @@
 //! A broadcast in a directory: subscribers that come later, durable ones that return, successors of the publisher, and
 //! all of them killed and stopped at random.
 
+use crate::openings::finish;
 use crate::support::*;
 use pelton::{Deadline, Error, Options, Policy, Publisher, Sent, StartFrom, Subscriber, inspect};
 use rustix::fs::{Mode, OFlags};
@@ -283,6 +284,45 @@ fn a_durable_subscriber_continues_where_it_was_and_one_process_at_a_time_uses_it
     let names: Vec<_> = inspect::broadcast(&path).unwrap().subscriptions.into_iter().map(|one| one.durable).collect();
     assert_eq!(names, [Some("audit".to_owned())]);
     assert!(matches!(Options::new().durable("a b").open_subscriber(&path), Err(Error::Name { .. })));
+    inspect::remove(&path).unwrap();
+}
+
+#[test]
+fn a_loop_opens_both_sides_and_each_learns_of_the_durable_subscription() {
+    let root = TestDir::new("a loop opens both sides");
+    let path = root.path().join("b");
+    let wait = || Options::new().connect_deadline(deadline());
+    // It waits for the directory.
+    let mut early = wait().durable("audit").start_from(StartFrom::Oldest).start_open_subscriber(&path).unwrap();
+    assert!(early.try_finish().unwrap().is_none());
+    let mut first = finish(&mut Options::new().capacity(CAPACITY).start_create_publisher(&path).unwrap()).unwrap();
+    send(&mut first, 3);
+    let mut subscriber = finish(&mut early).unwrap();
+    assert!(!subscriber.continues());
+    expect(&mut subscriber, 1..=1);
+    // Each waits for the other one of its role.
+    let mut second = wait().start_create_publisher(&path).unwrap();
+    let mut successor = wait().durable("audit").start_open_subscriber(&path).unwrap();
+    assert!(second.try_finish().unwrap().is_none() && successor.try_finish().unwrap().is_none());
+    assert_eq!(first.admit().unwrap(), 1);
+    let state = &first.subscribers()[0];
+    assert_eq!((state.durable.as_deref(), state.peer.pid), (Some("audit"), std::process::id()));
+    drop((subscriber, first));
+    let mut second = finish(&mut second).unwrap();
+    let mut subscriber = finish(&mut successor).unwrap();
+    assert!(subscriber.continues());
+    expect(&mut subscriber, 2..=3);
+    match subscriber.resume_until(Deadline::Now) {
+        Err(Error::Refused(text)) => assert!(text.contains("alive"), "{text}"),
+        other => panic!("{other:?}"),
+    }
+    let mut other = Options::new().open_subscriber(&path).unwrap();
+    assert!(!other.continues());
+    send(&mut second, 1);
+    expect(&mut other, 4..=4);
+    let names: Vec<_> = second.subscribers().into_iter().map(|state| state.durable).collect();
+    assert_eq!(names, [Some("audit".to_owned()), None]);
+    drop((subscriber, other, second));
     inspect::remove(&path).unwrap();
 }
 

@@ -36,7 +36,7 @@ fn child() {
 }
 
 /// Continues an opening as an event loop does, until it ends.
-fn finish<T>(opening: &mut Opening<T>) -> Result<T> {
+pub fn finish<T>(opening: &mut Opening<T>) -> Result<T> {
     loop {
         readable(opening.as_fd());
         if let Some(opened) = opening.try_finish()? {
