@@ -5,12 +5,15 @@ use crate::error::{named, raise, timed_out};
 use crate::handle::{Handle, Using, deadline};
 use crate::log;
 use crate::number::{number_or_none, option, wrong_type};
-use crate::open::{self, Info, Opening, PUBLISH, SUBSCRIBE, SUBSCRIBE_THREAD, Started, options};
+use crate::open::{
+    self, Info, Opening, PUBLISH, PUBLISH_PATH, SUBSCRIBE, SUBSCRIBE_PATH, SUBSCRIBE_THREAD, Started, options,
+};
 use pelton::raw::Record;
 use pelton::{Deadline, Options, Policy, Sent, StartFrom};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyType};
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The policies by their names.
@@ -79,10 +82,22 @@ pub fn publish(py: Python<'_>, name: Option<&str>, given: Option<&Bound<'_, PyDi
         Some(name) => options.cast().publish_at(name),
         None => options.cast().publisher(),
     };
-    Ok(Publisher(Handle::new("publisher", publisher.map_err(|error| raise(py, error))?)))
+    Ok(Publisher::new(publisher.map_err(|error| raise(py, error))?))
+}
+
+/// Removes the durable subscription `durable` of the broadcast in `directory`, and so what it holds up.
+///
+/// No process may use it: raises `RoleTaken`. Returns whether there was one. Raises `NoChannel`, `NotAChannel`.
+#[pyfunction]
+pub fn remove_subscription(py: Python<'_>, directory: PathBuf, durable: &str) -> PyResult<bool> {
+    pelton::inspect::remove_durable(directory, durable).map_err(|error| raise(py, error))
 }
 
 impl Publisher {
+    pub fn new(publisher: pelton::Publisher) -> Publisher {
+        Publisher(Handle::new("publisher", publisher))
+    }
+
     fn send_until(&self, py: Python<'_>, payload: &Payload<'_>, deadline: Deadline) -> PyResult<bool> {
         let mut using = self.0.take(py)?;
         let sent = using.try_send(payload.as_slice());
@@ -103,6 +118,44 @@ impl Publisher {
 
 #[pymethods]
 impl Publisher {
+    /// Publishes in a directory, which keeps the lane: creates the broadcast, or continues as its publisher.
+    ///
+    /// Subscribers join by `Subscriber.open_path`, also while there is no publisher; a durable one keeps its place.
+    /// An existing broadcast keeps its sizes. `history` as of `publish`. `mode` is the permission bits of a new
+    /// directory, 0o700; one that exists may not have more. `timeout` is how long to wait while another publisher is
+    /// alive; 0, the default, is 200 ms, which the kernel may take to end a process. Raises `RoleTaken`, `NotAChannel`,
+    /// `NoSpace`, `Corrupt`, `BadOption`; `Rebooted`: remove the directory.
+    #[classmethod]
+    #[pyo3(
+        signature = (directory, **given),
+        text_signature = "($cls, directory, *, timeout=0.0, capacity=None, message_bytes_max=None, history=None, \
+            mode=None, allow_uids=None, spin=False)"
+    )]
+    fn open_path(
+        cls: &Bound<'_, PyType>,
+        directory: PathBuf,
+        given: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Publisher> {
+        let started = options(given, PUBLISH_PATH)?.cast().start_create_publisher(directory);
+        Ok(Publisher::new(open::finish(cls.py(), started)?))
+    }
+
+    /// As `open_path`, but does not wait: returns an `Opening` for an event loop.
+    #[classmethod]
+    #[pyo3(
+        signature = (directory, **given),
+        text_signature = "($cls, directory, *, timeout=0.0, capacity=None, message_bytes_max=None, history=None, \
+            mode=None, allow_uids=None, spin=False)"
+    )]
+    fn start_open_path(
+        cls: &Bound<'_, PyType>,
+        directory: PathBuf,
+        given: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Opening> {
+        let started = options(given, PUBLISH_PATH)?.cast().start_create_publisher(directory);
+        Ok(Opening::new(Started::Publisher(started.map_err(|error| raise(cls.py(), error))?)))
+    }
+
     /// Copies a bytes-like object into the lane. Waits while a subscriber that gates holds the lane full.
     ///
     /// Raises `TimedOut` after `timeout` seconds, and `TooLarge`; then nothing is sent.
@@ -122,7 +175,8 @@ impl Publisher {
     /// A subscriber for a thread of this process, which has joined already. Does not wait.
     ///
     /// `policy`, `lag_after`, `slack` and `start_from` as of `Subscriber.connect`. Raises `Refused` if there are 64
-    /// subscribers, or if it could hold the publisher up for longer than `hold_max`.
+    /// subscribers, or if it could hold the publisher up for longer than `hold_max`; of a publisher in a directory:
+    /// threads use `Subscriber.open_path` there, too.
     #[pyo3(
         signature = (**given),
         text_signature = "($self, *, policy=\"gate\", lag_after=None, slack=None, start_from=\"now\", spin=False)"
@@ -234,14 +288,15 @@ impl Publisher {
 
 /// A subscriber, as `Publisher.subscribers` shows it.
 ///
-/// `pid` and `uid` are of its process; `policy` is "gate", "lag" or "latest", and `lag_after` its seconds. `lags` says
-/// whether the publisher goes on without it now. `behind` counts messages that it has not released; `messages` and
-/// `missed` are what it says to have received and missed. `holds` is for how many seconds it has been holding the
-/// publisher up, or None.
+/// `pid` and `uid` are of its process; pid 0 is a durable subscription that no process uses. `durable` is its name, or
+/// None. `policy` is "gate", "lag" or "latest", and `lag_after` its seconds. `lags` says whether the publisher goes on
+/// without it now. `behind` counts messages that it has not released; `messages` and `missed` are what it says to have
+/// received and missed. `holds` is for how many seconds it has been holding the publisher up, or None.
 #[pyclass(frozen, get_all, module = "pelton")]
 pub struct SubscriberState {
     pid: u32,
     uid: u32,
+    durable: Option<String>,
     policy: &'static str,
     lag_after: Option<f64>,
     lags: bool,
@@ -257,6 +312,7 @@ impl SubscriberState {
         SubscriberState {
             pid: state.peer.pid,
             uid: state.peer.uid,
+            durable: state.durable.clone(),
             policy: name,
             lag_after: state.lag_after.map(|time| time.as_secs_f64()),
             lags: state.lags,
@@ -270,7 +326,7 @@ impl SubscriberState {
 
 /// A received message: `data`, its `number`, and how many messages were `missed` directly before it.
 ///
-/// Each publisher counts its messages from 1.
+/// Each publisher counts its messages from 1; in a directory it continues its predecessor's count.
 #[pyclass(frozen, get_all, module = "pelton")]
 pub struct Delivery {
     data: Py<PyBytes>,
@@ -396,6 +452,48 @@ impl Subscriber {
         Ok(Opening::new(Started::Subscriber(started.map_err(|error| raise(cls.py(), error))?)))
     }
 
+    /// Subscribes to the broadcast in a directory, with or without a publisher.
+    ///
+    /// `durable`: the subscription keeps its place under this name, over restarts of both sides. While no process uses
+    /// the name it counts by its policy: "gate" holds the publisher up once the lane is full, until it returns, or
+    /// `remove_subscription`. A message that `recv` has returned is received. `policy`, `lag_after`, `slack` and
+    /// `start_from` as of `connect`; "latest" cannot be durable, and `start_from` is for the first of the name alone.
+    /// `mode` is the permission bits that the directory may have, 0o700. `timeout` is how long to wait for the
+    /// directory, and for a name that another process uses; 0, the default, is 200 ms for the name. Raises `NoChannel`,
+    /// `RoleTaken`, `Refused`, `NotAChannel`, `NoSpace`, `Rebooted`, `Corrupt`, `BadName`, `BadOption`.
+    #[classmethod]
+    #[pyo3(
+        signature = (directory, **given),
+        text_signature = "($cls, directory, *, timeout=0.0, durable=None, policy=\"gate\", lag_after=None, slack=None, \
+            start_from=\"now\", mode=None, allow_uids=None, spin=False)"
+    )]
+    fn open_path(
+        cls: &Bound<'_, PyType>,
+        directory: PathBuf,
+        given: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Subscriber> {
+        let options = checked(cls.py(), options(given, SUBSCRIBE_PATH)?, given)?;
+        let started = options.cast().start_open_subscriber(directory);
+        Ok(Subscriber::new(open::finish(cls.py(), started)?))
+    }
+
+    /// As `open_path`, but does not wait: returns an `Opening` for an event loop.
+    #[classmethod]
+    #[pyo3(
+        signature = (directory, **given),
+        text_signature = "($cls, directory, *, timeout=0.0, durable=None, policy=\"gate\", lag_after=None, slack=None, \
+            start_from=\"now\", mode=None, allow_uids=None, spin=False)"
+    )]
+    fn start_open_path(
+        cls: &Bound<'_, PyType>,
+        directory: PathBuf,
+        given: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Opening> {
+        let options = checked(cls.py(), options(given, SUBSCRIBE_PATH)?, given)?;
+        let started = options.cast().start_open_subscriber(directory);
+        Ok(Opening::new(Started::Subscriber(started.map_err(|error| raise(cls.py(), error))?)))
+    }
+
     /// The next message, copied. Waits up to `timeout` seconds; raises `TimedOut` when they have passed.
     #[pyo3(signature = (timeout=None))]
     fn recv(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Delivery> {
@@ -409,9 +507,9 @@ impl Subscriber {
 
     /// After `PeerDied` or `Closed`: waits up to `timeout` seconds for the publisher's successor under the same name.
     ///
-    /// Joins it with the same options; its messages count from 1, and `fileno` stays the same. Raises `TimedOut`: the
-    /// next call continues, so call it again, or close the subscriber, which a successor may count already. Raises
-    /// `Refused` while the publisher is alive, and for a subscriber of a thread.
+    /// Joins it with the same options; its messages count from 1, in a directory they continue. `fileno` stays the
+    /// same. Raises `TimedOut`: the next call continues, so call it again, or close the subscriber, which a successor
+    /// may count already. Raises `Refused` while the publisher is alive, and for a subscriber of a thread.
     #[pyo3(signature = (timeout=None))]
     fn resume(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let resumed = self
@@ -425,6 +523,12 @@ impl Subscriber {
     #[getter]
     fn missed(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.0.take(py)?.missed())
+    }
+
+    /// Whether it continues a durable subscription, and did not begin it.
+    #[getter]
+    fn continues(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.0.take(py)?.continues())
     }
 
     /// The lane's sizes, the publisher, and counters since the creation. Does not wait.

@@ -53,7 +53,7 @@ mod _pelton {
     }
 
     #[pymodule_export]
-    use crate::broadcast::{Delivery, Publisher, Subscriber, SubscriberState, publish};
+    use crate::broadcast::{Delivery, Publisher, Subscriber, SubscriberState, publish, remove_subscription};
     #[pymodule_export]
     use crate::client::{Call, Client};
     #[pymodule_export]

@@ -1,6 +1,6 @@
 //! How endpoints come into being: options, `Listener`, `Opening`, and the functions of the module.
 
-use crate::broadcast::{Subscriber, policy, seconds, start_from};
+use crate::broadcast::{Publisher, Subscriber, policy, seconds, start_from};
 use crate::error::{raise, timed_out};
 use crate::handle::{Handle, Using, deadline, in_slices, is_readable};
 use crate::loop_client::LoopClient;
@@ -28,6 +28,10 @@ pub const CREATE: &[&str] =
 pub const PUBLISH: &[&str] = &["capacity", "message_bytes_max", "history", "hold_max", "allow_uids", "spin"];
 pub const SUBSCRIBE: &[&str] =
     &["timeout", "policy", "lag_after", "slack", "start_from", "capacity", "message_bytes_max", "allow_uids", "spin"];
+pub const PUBLISH_PATH: &[&str] =
+    &["timeout", "capacity", "message_bytes_max", "history", "mode", "allow_uids", "spin"];
+pub const SUBSCRIBE_PATH: &[&str] =
+    &["timeout", "durable", "policy", "lag_after", "slack", "start_from", "mode", "allow_uids", "spin"];
 pub const SUBSCRIBE_THREAD: &[&str] = &["policy", "lag_after", "slack", "start_from", "spin"];
 
 /// The options of clients and services of calls.
@@ -71,6 +75,7 @@ pub fn options(given: Option<&Bound<'_, PyDict>>, taken: &[&str]) -> PyResult<Op
             "lag_after" => options.lag_after(seconds(&name, &value)?),
             "slack" => options.slack(option(&name, &value)?),
             "start_from" => options.start_from(start_from(&name, &value)?),
+            "durable" => options.durable(&value.extract::<String>().map_err(|_| wrong_type(&name, &value, "a name"))?),
             "call_bytes_max" => options.call_bytes_max(option(&name, &value)?),
             "memory_bytes_max" => options.memory(option(&name, &value)?),
             other => unreachable!("{other} is in a list of options"),
@@ -105,6 +110,7 @@ pub enum Started {
     Sender(pelton::Opening<pelton::Sender>, Option<pelton::Listener>),
     Receiver(pelton::Opening<pelton::Receiver>, Option<pelton::Listener>),
     Client(pelton::Opening<pelton::Client>),
+    Publisher(pelton::Opening<pelton::Publisher>),
     Subscriber(pelton::Opening<pelton::Subscriber>),
     ResumedSender(Resuming<pelton::Sender>),
     ResumedReceiver(Resuming<pelton::Receiver>),
@@ -198,6 +204,10 @@ impl Opening {
                 Some(client) => Some(Py::new(py, LoopClient::new(client))?.into_any()),
                 None => None,
             },
+            Started::Publisher(opening) => match opening.try_finish().map_err(failed)? {
+                Some(publisher) => Some(Py::new(py, Publisher::new(publisher))?.into_any()),
+                None => None,
+            },
             Started::Subscriber(opening) => match opening.try_finish().map_err(failed)? {
                 Some(subscriber) => Some(Py::new(py, Subscriber::new(subscriber))?.into_any()),
                 None => None,
@@ -219,6 +229,7 @@ impl Opening {
             Started::Sender(opening, _) => opening.as_raw_fd(),
             Started::Receiver(opening, _) => opening.as_raw_fd(),
             Started::Client(opening) => opening.as_raw_fd(),
+            Started::Publisher(opening) => opening.as_raw_fd(),
             Started::Subscriber(opening) => opening.as_raw_fd(),
             Started::ResumedSender(it) => it.steps().map_err(failed)?.as_raw_fd(),
             Started::ResumedReceiver(it) => it.steps().map_err(failed)?.as_raw_fd(),

@@ -7,6 +7,7 @@ import os
 import select
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
@@ -324,5 +325,102 @@ def test_a_loop_resumes_with_the_successor(name: str, run: Run) -> None:
             with pytest.raises(pelton.ClosedHandle):
                 await receiving
         local.close()
+
+    run(main())
+
+
+# Receives one message, and has another when it is killed.
+AUDIT = """
+import pelton, sys
+subscriber = pelton.Subscriber.open_path(sys.argv[1], durable="audit", timeout=30)
+assert not subscriber.continues
+assert subscriber.recv(30).data == b"1"
+print("received", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_durable_subscription_continues_after_a_kill(tmp_path: Path, start: Start) -> None:
+    directory = tmp_path / "trades"
+    with pytest.raises(pelton.NoChannel):
+        pelton.Subscriber.open_path(directory, durable="audit")
+    with pelton.Publisher.open_path(directory, capacity=1 << 16) as publisher:
+        audit = start(AUDIT, directory)
+        publisher.wait_subscribers(1, LIMIT)
+        for number in range(1, 4):
+            publisher.send(b"%d" % number)
+        assert audit.stdout is not None and audit.stdout.readline() == "received\n"
+        (state,) = publisher.subscribers()
+        assert (state.pid, state.durable, state.behind) == (audit.pid, "audit", 2)
+        with pytest.raises(pelton.RoleTaken, match="audit"):
+            pelton.remove_subscription(directory, "audit")
+        with pytest.raises(pelton.RoleTaken):
+            pelton.Publisher.open_path(directory)
+        audit.kill()
+        audit.wait(LIMIT)
+        # While it is away it gates.
+        sent = 3 + fill(publisher)
+        (state,) = publisher.subscribers()
+        assert (state.pid, state.durable, state.behind) == (0, "audit", sent - 1)
+    # Without a publisher.
+    with pelton.Subscriber.open_path(directory, durable="audit") as subscriber:
+        assert subscriber.continues
+        for number in (2, 3):
+            delivery = subscriber.recv(LIMIT)
+            assert (delivery.data, delivery.number, delivery.missed) == (b"%d" % number, number, 0)
+    # It learns how many messages it has missed while away.
+    pelton.Subscriber.open_path(directory, durable="audit", policy="lag").close()
+    with pelton.Publisher.open_path(directory) as publisher:
+        for _ in range(200):
+            publisher.send(bytes(1000), LIMIT)
+        with pytest.raises(pelton.Refused, match="thread|directory"):
+            publisher.subscriber()
+    with pelton.Subscriber.open_path(directory, durable="audit", policy="lag") as subscriber:
+        delivery = subscriber.recv(LIMIT)
+        assert delivery.missed > 0 and delivery.number == 4 + delivery.missed
+    with pytest.raises(pelton.Refused, match="audit"):
+        pelton.Subscriber.open_path(directory, durable="audit")
+    assert pelton.remove_subscription(directory, "audit")
+    assert not pelton.remove_subscription(directory, "audit")
+    for durable in ("a b", ""):
+        with pytest.raises(pelton.BadName):
+            pelton.Subscriber.open_path(directory, durable=durable)
+
+
+def test_a_loop_subscribes_in_a_directory_and_resumes_there(tmp_path: Path, run: Run) -> None:
+    directory = tmp_path / "trades"
+
+    async def main() -> None:
+        opening = asyncio.ensure_future(
+            pelton.aio.Subscriber.open_path(directory, durable="audit", start_from="oldest", timeout=LIMIT)
+        )
+        await asyncio.sleep(0)
+        publisher = await pelton.aio.Publisher.open_path(directory, history=10)
+        await publisher.send(b"one")
+        async with await opening as subscriber:
+            assert not subscriber.continues
+            assert (await subscriber.recv()).data == b"one"
+            for round in range(3):
+                waiting = asyncio.ensure_future(subscriber.recv())
+                await asyncio.sleep(0)
+                publisher.close()
+                with pytest.raises(pelton.Closed):
+                    await waiting
+                resumed = asyncio.ensure_future(subscriber.resume())
+                await asyncio.sleep(0)
+                assert not resumed.done()
+                publisher = await pelton.aio.Publisher.open_path(directory)
+                await resumed
+                with pytest.raises(pelton.Refused):
+                    await subscriber.resume()
+                await publisher.send(b"next")
+                delivery = await subscriber.recv()
+                assert (delivery.data, delivery.number, delivery.missed) == (b"next", 2 + round, 0)
+            await publisher.wait_released()
+        async with await pelton.aio.Subscriber.open_path(directory, durable="audit") as subscriber:
+            assert subscriber.continues
+            await publisher.send(b"last")
+            assert (await subscriber.recv()).number == 5
+        publisher.close()
 
     run(main())

@@ -79,6 +79,7 @@ from pelton._pelton import (
     gather,
     listen,
     publish,
+    remove_subscription,
     threads,
 )
 from pelton.queue import JoinableQueue, Queue, SimpleQueue
@@ -140,5 +141,6 @@ __all__ = [
     "gather",
     "listen",
     "publish",
+    "remove_subscription",
     "threads",
 ]

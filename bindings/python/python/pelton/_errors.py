@@ -126,7 +126,7 @@ class NotAChannel(Error, OSError):
 
 
 class RoleTaken(Error, OSError):
-    """The path's channel has its receiver, or all its senders, already."""
+    """The role at the path is taken: receiver, publisher, durable name, or all senders."""
 
     code = "role_taken"
 

@@ -32,6 +32,7 @@ __all__ = [
     "gather",
     "listen",
     "publish",
+    "remove_subscription",
     "threads",
 ]
 
@@ -63,7 +64,7 @@ class Info:
 
 @final
 class Opening:
-    def try_finish(self) -> Sender | Receiver | LoopClient | Subscriber | None: ...
+    def try_finish(self) -> Sender | Receiver | LoopClient | Publisher | Subscriber | None: ...
     def fileno(self) -> int: ...
     def close(self) -> None: ...
     @property
@@ -297,6 +298,8 @@ class SubscriberState:
     @property
     def uid(self) -> int: ...
     @property
+    def durable(self) -> str | None: ...
+    @property
     def policy(self) -> Literal["gate", "lag", "latest"]: ...
     @property
     def lag_after(self) -> float | None: ...
@@ -313,6 +316,32 @@ class SubscriberState:
 
 @final
 class Publisher:
+    @classmethod
+    def open_path(
+        cls,
+        directory: str | PathLike[str],
+        *,
+        timeout: float | None = 0.0,
+        capacity: int | None = None,
+        message_bytes_max: int | None = None,
+        history: int | None = None,
+        mode: int | None = None,
+        allow_uids: Sequence[int] | None = None,
+        spin: bool = False,
+    ) -> Self: ...
+    @classmethod
+    def start_open_path(
+        cls,
+        directory: str | PathLike[str],
+        *,
+        timeout: float | None = 0.0,
+        capacity: int | None = None,
+        message_bytes_max: int | None = None,
+        history: int | None = None,
+        mode: int | None = None,
+        allow_uids: Sequence[int] | None = None,
+        spin: bool = False,
+    ) -> Opening: ...
     def send(self, data: Buffer, timeout: float | None = None) -> None: ...
     def try_send(self, data: Buffer) -> bool: ...
     def subscriber(
@@ -373,11 +402,43 @@ class Subscriber:
         allow_uids: Sequence[int] | None = None,
         spin: bool = False,
     ) -> Opening: ...
+    @classmethod
+    def open_path(
+        cls,
+        directory: str | PathLike[str],
+        *,
+        timeout: float | None = 0.0,
+        durable: str | None = None,
+        policy: Literal["gate", "lag", "latest"] = "gate",
+        lag_after: float | None = None,
+        slack: int | None = None,
+        start_from: Literal["now", "oldest"] | int = "now",
+        mode: int | None = None,
+        allow_uids: Sequence[int] | None = None,
+        spin: bool = False,
+    ) -> Self: ...
+    @classmethod
+    def start_open_path(
+        cls,
+        directory: str | PathLike[str],
+        *,
+        timeout: float | None = 0.0,
+        durable: str | None = None,
+        policy: Literal["gate", "lag", "latest"] = "gate",
+        lag_after: float | None = None,
+        slack: int | None = None,
+        start_from: Literal["now", "oldest"] | int = "now",
+        mode: int | None = None,
+        allow_uids: Sequence[int] | None = None,
+        spin: bool = False,
+    ) -> Opening: ...
     def recv(self, timeout: float | None = None) -> Delivery: ...
     def try_recv(self) -> Delivery | None: ...
     def resume(self, timeout: float | None = None) -> None: ...
     @property
     def missed(self) -> int: ...
+    @property
+    def continues(self) -> bool: ...
     def info(self) -> Info: ...
     def fileno(self) -> int: ...
     def arm(self) -> bool: ...
@@ -661,6 +722,7 @@ def publish(
     allow_uids: Sequence[int] | None = None,
     spin: bool = False,
 ) -> Publisher: ...
+def remove_subscription(directory: str | PathLike[str], durable: str) -> bool: ...
 def gather(
     name: str,
     *,

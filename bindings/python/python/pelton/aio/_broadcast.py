@@ -6,10 +6,12 @@ import contextlib
 from typing import TYPE_CHECKING, Self, Unpack
 
 import pelton
-from pelton.aio._options import Publish, Subscribe, SubscribeThread
+from pelton.aio._options import Publish, PublishPath, Subscribe, SubscribePath, SubscribeThread
 from pelton.aio._watch import Watch, Watched, checked, finished, opened
 
 if TYPE_CHECKING:
+    import os
+
     from typing_extensions import Buffer
 
 
@@ -27,6 +29,11 @@ class Publisher(Watched):
         self._publisher = publisher
         with contextlib.suppress(RuntimeError):
             self._watch.enter()
+
+    @classmethod
+    async def open_path(cls, directory: str | os.PathLike[str], **options: Unpack[PublishPath]) -> Self:
+        """As `pelton.Publisher.open_path`, with the same options."""
+        return cls(await opened(pelton.Publisher.start_open_path(directory, **options)))
 
     async def send(self, data: Buffer) -> None:
         """Copies a bytes-like object into the lane. Waits while a subscriber that gates holds the lane full."""
@@ -74,6 +81,7 @@ class Subscriber(Watched):
         self._subscriber = subscriber
         # How to reach a successor of the publisher, and what was missed before it.
         self._publisher: tuple[str, Subscribe] | None = None
+        self._is_path = False
         self._missed = 0
         self._is_ended = False
         self._opening_watch: Watch | None = None
@@ -83,6 +91,13 @@ class Subscriber(Watched):
         """As `pelton.Subscriber.connect`, with the same options."""
         subscriber = cls(await opened(pelton.Subscriber.start_connect(name, **options)))
         subscriber._publisher = name, options
+        return subscriber
+
+    @classmethod
+    async def open_path(cls, directory: str | os.PathLike[str], **options: Unpack[SubscribePath]) -> Self:
+        """As `pelton.Subscriber.open_path`, with the same options."""
+        subscriber = cls(await opened(pelton.Subscriber.start_open_path(directory, **options)))
+        subscriber._is_path = True
         return subscriber
 
     async def recv(self) -> pelton.Delivery:
@@ -109,10 +124,19 @@ class Subscriber(Watched):
     async def resume(self) -> None:
         """After `PeerDied` or `Closed`: waits for the publisher's successor under the same name.
 
-        Joins it with the same options; its messages count from 1. Raises `Refused` while the publisher is alive, and for
-        a subscriber in the publisher's process.
+        Joins it with the same options; its messages count from 1, in a directory they continue. Raises `Refused` while
+        the publisher is alive, and for a subscriber in the publisher's process.
         """
         self._watch.check_free()
+        if self._is_path and self._is_ended:
+            # The lane stays, and so does the descriptor, which the successor makes readable.
+            while True:
+                with contextlib.suppress(pelton.TimedOut):
+                    self._subscriber.resume(0)
+                    break
+                await self._watch.readable()
+            self._is_ended = False
+            return
         if self._publisher is None or not self._is_ended:
             raise pelton.Refused("the publisher is alive, or in this process: there is no successor to wait for")
         if self._opening_watch is not None:
@@ -137,6 +161,11 @@ class Subscriber(Watched):
     def missed(self) -> int:
         """Messages missed so far: as `pelton.Subscriber.missed`."""
         return self._missed + self._subscriber.missed
+
+    @property
+    def continues(self) -> bool:
+        """Whether it continues a durable subscription: as `pelton.Subscriber.continues`."""
+        return self._subscriber.continues
 
     def close(self) -> None:
         """Leaves the broadcast. Does not wait. A task that waits here gets `ClosedHandle`."""

@@ -56,6 +56,18 @@ class Subscribe(SubscribeThread, total=False):
     allow_uids: Sequence[int] | None
 
 
+class PublishPath(Connect, total=False):
+    history: int | None
+    mode: int | None
+
+
+class SubscribePath(SubscribeThread, total=False):
+    timeout: float | None
+    durable: str | None
+    mode: int | None
+    allow_uids: Sequence[int] | None
+
+
 class ConnectClient(Connect, total=False):
     call_bytes_max: int | None
     memory_bytes_max: int | None
