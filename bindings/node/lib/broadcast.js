@@ -69,6 +69,11 @@ class Publisher extends Endpoint {
     admit();
   }
 
+  static async openPath(directory, options = {}) {
+    checkName(directory);
+    return new Publisher(await opened(native.openPublisher(directory, checkOptions(options, 'publishPath')), options));
+  }
+
   trySend(data) {
     checkData(data);
     // Those that wait are first.
@@ -121,6 +126,12 @@ class Subscriber extends Endpoint {
     return new Subscriber(await opened(native.connectSubscriber(name, checkOptions(options, 'subscribe')), options));
   }
 
+  static async openPath(directory, options = {}) {
+    checkName(directory);
+    const given = checkOptions(options, 'subscribePath');
+    return new Subscriber(await opened(native.openSubscriber(directory, given), options));
+  }
+
   #take() {
     if (this.#copies.fill() === 0) return undefined;
     const [number, missed] = this.#numbers;
@@ -146,6 +157,10 @@ class Subscriber extends Endpoint {
     return this._native.missed;
   }
 
+  get continues() {
+    return this._native.continues;
+  }
+
   async* [Symbol.asyncIterator]() {
     for (;;) {
       let delivery;
@@ -165,4 +180,10 @@ function publish(name, options = {}) {
   return new Publisher(native.publish(name, checkOptions(options, 'publish')));
 }
 
-module.exports = { Publisher, Subscriber, publish };
+function removeSubscription(directory, durable) {
+  checkName(directory);
+  checkName(durable);
+  return native.removeSubscription(directory, durable);
+}
+
+module.exports = { Publisher, Subscriber, publish, removeSubscription };

@@ -5,6 +5,7 @@ const { invalidType, invalidValue } = require('./errors.js');
 
 const CONNECT = ['timeout', 'signal', 'capacity', 'messageBytesMax', 'allowUids', 'spin'];
 const LISTEN = ['capacity', 'messageBytesMax', 'allowUids', 'spin'];
+const SUBSCRIBE = ['policy', 'lagAfter', 'slack', 'startFrom'];
 
 /** The options of each function that opens something. */
 const TAKEN = {
@@ -16,7 +17,9 @@ const TAKEN = {
   open: ['timeout', 'signal', 'allowUids', 'mode', 'spin', 'create'],
   create: [...CONNECT, 'mode', 'lanes', 'traced', 'create'],
   publish: [...LISTEN, 'history', 'holdMax'],
-  subscribe: [...CONNECT, 'policy', 'lagAfter', 'slack', 'startFrom'],
+  publishPath: [...CONNECT, 'history', 'mode'],
+  subscribe: [...CONNECT, ...SUBSCRIBE],
+  subscribePath: ['timeout', 'signal', 'allowUids', 'mode', 'spin', 'durable', ...SUBSCRIBE],
   client: [...CONNECT, 'callBytesMax', 'memoryBytesMax'],
   service: [...LISTEN, 'callBytesMax', 'memoryBytesMax', 'lanes'],
 };
@@ -88,6 +91,9 @@ function checkOptions(options, kind) {
         if (!Number.isSafeInteger(value) || value < 0) {
           throw invalidValue(name, value, "'now', 'oldest' or a number of messages");
         }
+        break;
+      case 'durable':
+        if (typeof value !== 'string') throw invalidType(name, value, 'a string');
         break;
       case 'spin':
       case 'traced':

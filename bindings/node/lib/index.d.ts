@@ -253,10 +253,37 @@ export interface SubscribeOptions extends ConnectOptions {
   startFrom?: 'now' | 'oldest' | number | undefined;
 }
 
+/**
+ * Options of `Publisher.openPath`. `timeout` is how long to wait while another publisher is alive: 200 ms unless given,
+ * which the kernel may take to end a process. `mode` is the permission bits of a new directory, 0o700 unless given.
+ */
+export interface PublishPathOptions extends ConnectOptions {
+  /** As of `publish`. */
+  history?: number | undefined;
+  mode?: number | undefined;
+}
+
+/**
+ * Options of `Subscriber.openPath`. `timeout` is how long to wait for the directory, and for a name that another
+ * process uses: 200 ms for the name unless given. `mode` is the permission bits that the directory may have.
+ */
+export interface SubscribePathOptions extends Omit<SubscribeOptions, 'capacity' | 'messageBytesMax'> {
+  /**
+   * The subscription keeps its place under this name, over restarts of both sides. While no process uses the name it
+   * counts by its policy: `gate` holds the publisher up once the lane is full, until it returns, or
+   * `removeSubscription`. `startFrom` is for the first subscriber of the name alone. Not with `latest`.
+   */
+  durable?: string | undefined;
+  mode?: number | undefined;
+}
+
 /** A subscriber, as `Publisher.subscribers` shows it. Times are in milliseconds. */
 export interface SubscriberState {
+  /** 0: a durable subscription that no process uses. */
   pid: number;
   uid: number;
+  /** The name of its durable subscription. */
+  durable?: string;
   policy: 'gate' | 'lag' | 'latest';
   lagAfter?: number;
   /** Whether the publisher goes on without it now. */
@@ -274,7 +301,7 @@ export interface SubscriberState {
 /** A received message. */
 export interface Delivery {
   data: Buffer;
-  /** Each publisher counts its messages from 1. */
+  /** Each publisher counts its messages from 1; in a directory it continues its predecessor's count. */
   number: number;
   /** Messages that the subscriber has missed directly before this one. */
   missed: number;
@@ -310,6 +337,12 @@ declare abstract class BroadcastEndpoint {
 export class Publisher extends BroadcastEndpoint {
   private constructor();
   /**
+   * Publishes in a directory, which keeps the lane: creates the broadcast, or continues as its publisher, with the
+   * sizes that it has. Subscribers join by `Subscriber.openPath`, also while there is no publisher. Fails with
+   * `role_taken`, `not_a_channel`, `no_space`, `corrupt`, `option`; `rebooted`: remove the directory.
+   */
+  static openPath(directory: string, options?: PublishPathOptions): Promise<Publisher>;
+  /**
    * Copies a message into the lane. Waits while a subscriber that gates holds the lane full; until then, do not change
    * `data`. Fails with `too_large`.
    */
@@ -343,23 +376,36 @@ export class Subscriber extends BroadcastEndpoint implements AsyncIterable<Deliv
    * `refused`, `name`, `option`.
    */
   static connect(name: string, options?: SubscribeOptions): Promise<Subscriber>;
+  /**
+   * Subscribes to the broadcast in a directory, with or without a publisher. Fails with `no_channel`; `role_taken`:
+   * another process uses the durable name; `refused`, `not_a_channel`, `no_space`, `rebooted`, `corrupt`, `name`,
+   * `option`.
+   */
+  static openPath(directory: string, options?: SubscribePathOptions): Promise<Subscriber>;
   /** The next message, copied. */
   recv(options?: WaitOptions): Promise<Delivery>;
   /** As `recv`, but does not wait: null if there is no message, or while an earlier `recv` waits. */
   tryRecv(): Delivery | null;
   /**
    * After `peer_died` or `closed`: waits for the publisher's successor under the same name, and joins it with the same
-   * options. Its messages count from 1. After `timed_out`, call it again, or close the subscriber: a successor may
-   * count it already. Fails with `refused` while the publisher is alive.
+   * options. Its messages count from 1, in a directory they continue. After `timed_out`, call it again, or close the
+   * subscriber: a successor may count it already. Fails with `refused` while the publisher is alive.
    */
   resume(options?: WaitOptions): Promise<void>;
   /** Messages missed so far, also at the very end of a broadcast; with `latest`, those skipped. */
   readonly missed: number;
+  /** Whether it continues a durable subscription, and did not begin it. */
+  readonly continues: boolean;
   [Symbol.asyncIterator](): AsyncGenerator<Delivery, void, void>;
 }
 
 /** Publishes under `name`, a short name or `unix:PATH`. Does not wait. Throws `in_use`, `name`, `option`. */
 export function publish(name: string, options?: PublishOptions): Publisher;
+/**
+ * Removes the durable subscription of a directory, which no process uses: it holds the publisher up no more. Returns
+ * whether there was one. Does not wait. Throws `role_taken`, `no_channel`, `not_a_channel`.
+ */
+export function removeSubscription(directory: string, durable: string): boolean;
 
 /** Options of a call. */
 export interface CallOptions extends WaitOptions, TraceOptions {

@@ -1,7 +1,7 @@
 'use strict';
 // pelton: messages at memory speed between the threads and processes of one Linux machine. README.md
 
-const { Publisher, Subscriber, publish } = require('./broadcast.js');
+const { Publisher, Subscriber, publish, removeSubscription } = require('./broadcast.js');
 const { Listener, Receiver, Sender, gather, listen, threads } = require('./channel.js');
 const { Client } = require('./client.js');
 const { Failed, PeltonError } = require('./errors.js');
@@ -11,5 +11,5 @@ const { Service } = require('./service.js');
 
 module.exports = {
   Client, Failed, Listener, PeltonError, Publisher, Receiver, RecordFile, RecordReader, Sender, Service, Subscriber,
-  gather, listen, publish, setLog, threads,
+  gather, listen, publish, removeSubscription, setLog, threads,
 };

@@ -52,8 +52,13 @@ step_methods!(Publisher);
 /// Publishes under a name.
 #[napi]
 pub fn publish(name: String, given: Given) -> Result<Publisher> {
-    let publisher = given.options().cast().publish_at(&name).map_err(raise)?;
-    Ok(Publisher(Handle::new("publisher", publisher)))
+    Ok(Publisher::new(given.options().cast().publish_at(&name).map_err(raise)?))
+}
+
+impl Publisher {
+    pub fn new(publisher: pelton::Publisher) -> Publisher {
+        Publisher(Handle::new("publisher", publisher))
+    }
 }
 
 /// `trySend(data)`: sends a message, if there is space.
@@ -82,6 +87,7 @@ unsafe extern "C" fn wait_for_space(env: sys::napi_env, info: sys::napi_callback
 pub struct SubscriberState {
     pub pid: u32,
     pub uid: u32,
+    pub durable: Option<String>,
     pub policy: String,
     pub lag_after: Option<f64>,
     pub lags: bool,
@@ -101,6 +107,7 @@ impl SubscriberState {
         SubscriberState {
             pid: state.peer.pid,
             uid: state.peer.uid,
+            durable: state.durable.clone(),
             policy: policy.to_owned(),
             lag_after: state.lag_after.map(|time| time.as_secs_f64() * 1e3),
             lags: state.lags,
@@ -200,8 +207,7 @@ fn read_one(
 ) -> Result<i64> {
     let Some(delivery) = subscriber.try_receive().map_err(raise)? else { return Ok(-1) };
     let bytes = delivery.len();
-    let (Some(target), [size, ..], [number, missed, ..]) = (space.get_mut(..bytes), size, numbers)
-    else {
+    let (Some(target), [size, ..], [number, missed, ..]) = (space.get_mut(..bytes), size, numbers) else {
         delivery.into_record();
         return Ok(-2 - bytes as i64);
     };
@@ -255,6 +261,12 @@ impl Subscriber {
     #[napi(getter)]
     pub fn missed(&self) -> Result<f64> {
         Ok(self.0.borrow()?.asked()?.missed() as f64)
+    }
+
+    /// Whether it continues a durable subscription.
+    #[napi(getter)]
+    pub fn continues(&self) -> Result<bool> {
+        Ok(self.0.borrow()?.asked()?.continues())
     }
 
     /// Sizes, publisher and counters.

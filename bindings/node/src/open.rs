@@ -1,6 +1,6 @@
 //! How endpoints come into being: options, `Opening`, `Listener`, and the functions of the addon.
 
-use crate::broadcast::Subscriber;
+use crate::broadcast::{Publisher, Subscriber};
 use crate::client::Client;
 use crate::endpoint::deadline;
 use crate::error::{named, raise};
@@ -37,6 +37,7 @@ pub struct Given {
     pub slack: Option<f64>,
     /// Messages before now; below 0: the oldest.
     pub start_from: Option<f64>,
+    pub durable: Option<String>,
 }
 
 impl Given {
@@ -75,6 +76,9 @@ impl Given {
             Some(messages) if messages > 0.0 => options.start_from(StartFrom::Last(messages as u64)),
             _ => options,
         };
+        if let Some(durable) = &self.durable {
+            options = options.durable(durable);
+        }
         if let Some(uids) = &self.allow_uids {
             options = options.allow_uids(uids);
         }
@@ -106,6 +110,7 @@ enum Started {
     Sender(pelton::Opening<pelton::Sender>),
     Receiver(pelton::Opening<pelton::Receiver>),
     Client(pelton::Opening<pelton::Client>),
+    Publisher(pelton::Opening<pelton::Publisher>),
     Subscriber(pelton::Opening<pelton::Subscriber>),
 }
 
@@ -118,6 +123,7 @@ impl Opening {
             Some(Started::Sender(opening)) => opening.as_raw_fd(),
             Some(Started::Receiver(opening)) => opening.as_raw_fd(),
             Some(Started::Client(opening)) => opening.as_raw_fd(),
+            Some(Started::Publisher(opening)) => opening.as_raw_fd(),
             Some(Started::Subscriber(opening)) => opening.as_raw_fd(),
             None => return Err(named("closed_handle", "this opening has ended")),
         };
@@ -127,17 +133,20 @@ impl Opening {
 
     /// Continues, and returns the endpoint once it is open. Null before; then the callback is called.
     #[napi]
-    pub fn try_finish(&mut self) -> Result<Option<Either4<Sender, Receiver, Client, Subscriber>>> {
+    pub fn try_finish(&mut self) -> Result<Option<Either5<Sender, Receiver, Client, Publisher, Subscriber>>> {
         let finished = match &mut self.started {
             Some(Started::Sender(opening)) => {
-                opening.try_finish().map(|it| it.map(|it| Either4::A(Sender::new(it, None))))
+                opening.try_finish().map(|it| it.map(|it| Either5::A(Sender::new(it, None))))
             }
             Some(Started::Receiver(opening)) => {
-                opening.try_finish().map(|it| it.map(|it| Either4::B(Receiver::new(it, None))))
+                opening.try_finish().map(|it| it.map(|it| Either5::B(Receiver::new(it, None))))
             }
-            Some(Started::Client(opening)) => opening.try_finish().map(|it| it.map(|it| Either4::C(Client::new(it)))),
+            Some(Started::Client(opening)) => opening.try_finish().map(|it| it.map(|it| Either5::C(Client::new(it)))),
+            Some(Started::Publisher(opening)) => {
+                opening.try_finish().map(|it| it.map(|it| Either5::D(Publisher::new(it))))
+            }
             Some(Started::Subscriber(opening)) => {
-                opening.try_finish().map(|it| it.map(|it| Either4::D(Subscriber::new(it))))
+                opening.try_finish().map(|it| it.map(|it| Either5::E(Subscriber::new(it))))
             }
             None => return Err(named("closed_handle", "this opening has ended")),
         };
@@ -183,6 +192,24 @@ pub fn connect_client(name: String, given: Given) -> Result<Opening> {
 #[napi]
 pub fn connect_subscriber(name: String, given: Given) -> Result<Opening> {
     opening(given.options().cast().start_connect_subscriber(&name).map(Started::Subscriber))
+}
+
+/// Begins to publish in a directory.
+#[napi]
+pub fn open_publisher(directory: String, given: Given) -> Result<Opening> {
+    opening(given.options().cast().start_create_publisher(directory).map(Started::Publisher))
+}
+
+/// Begins to subscribe in a directory.
+#[napi]
+pub fn open_subscriber(directory: String, given: Given) -> Result<Opening> {
+    opening(given.options().cast().start_open_subscriber(directory).map(Started::Subscriber))
+}
+
+/// Removes a durable subscription; false if there is none.
+#[napi]
+pub fn remove_subscription(directory: String, durable: String) -> Result<bool> {
+    pelton::inspect::remove_durable(directory, &durable).map_err(raise)
 }
 
 /// Begins to open the sender of a path channel.

@@ -2,9 +2,9 @@
 const assert = require('node:assert/strict');
 const { once } = require('node:events');
 const test = require('node:test');
-const { LIMIT, name, options, pelton, program } = require('./support.js');
+const { LIMIT, name, options, pelton, place, program } = require('./support.js');
 
-const { PeltonError, Subscriber, publish } = pelton;
+const { PeltonError, Publisher, Subscriber, publish, removeSubscription } = pelton;
 const coded = (code) => (error) => error instanceof PeltonError && error.code === code;
 
 const SUBSCRIBE = `
@@ -166,4 +166,62 @@ test('an_open_publisher_keeps_the_process_alive_unless_unref_was_called', option
   assert.equal(await kept.ended, 'SIGKILL');
   subscriber.close();
   assert.equal(await program('pelton.publish(argument).unref();', at).ended, 0);
+});
+
+// Receives one message, and waits to be killed.
+const AUDIT = `
+  const subscriber = await pelton.Subscriber.openPath(argument, { durable: 'audit', timeout: 20_000 });
+  const { number } = await subscriber.recv();
+  if (subscriber.continues || number !== 1) process.exit(1);
+  console.log('received');
+  setInterval(() => {}, 1000);`;
+
+test('a_durable_subscription_continues_after_a_kill', options, async () => {
+  const at = place();
+  const durable = { durable: 'audit' };
+  await assert.rejects(Subscriber.openPath(at, durable), coded('no_channel'));
+  let publisher = await Publisher.openPath(at, { capacity: 64 << 10 });
+  const audit = program(AUDIT, at);
+  await publisher.waitSubscribers(1, LIMIT);
+  for (const text of ['one', 'two', 'three']) await publisher.send(Buffer.from(text), LIMIT);
+  await once(audit.stdout, 'data');
+  assert.deepEqual(publisher.subscribers().map((it) => [it.pid, it.durable, it.behind]), [[audit.pid, 'audit', 2]]);
+  assert.throws(() => removeSubscription(at, 'audit'), coded('role_taken'));
+  await assert.rejects(Publisher.openPath(at), coded('role_taken'));
+  audit.kill('SIGKILL');
+  assert.equal(await audit.ended, 'SIGKILL');
+  // While it is away it gates.
+  let sent = 3;
+  while (publisher.trySend(Buffer.alloc(1000))) sent += 1;
+  assert.deepEqual(publisher.subscribers().map((it) => [it.pid, it.durable, it.behind]), [[0, 'audit', sent - 1]]);
+  let subscriber = await Subscriber.openPath(at, { ...durable, ...LIMIT });
+  assert.equal(subscriber.continues, true);
+  for (const [number, text] of [[2, 'two'], [3, 'three']]) {
+    const delivery = await subscriber.recv(LIMIT);
+    assert.deepEqual([`${delivery.data}`, delivery.number, delivery.missed], [text, number, 0]);
+  }
+  for (let number = 4; number <= sent; number += 1) assert.equal((await subscriber.recv(LIMIT)).number, number);
+  // The publisher's successor continues.
+  publisher.close();
+  await assert.rejects(subscriber.recv(LIMIT), coded('closed'));
+  await assert.rejects(subscriber.resume({ timeout: 1 }), coded('timed_out'));
+  const resumed = subscriber.resume(LIMIT);
+  publisher = await Publisher.openPath(at);
+  await resumed;
+  await publisher.send(Buffer.from('next'), LIMIT);
+  assert.equal((await subscriber.recv(LIMIT)).number, sent + 1);
+  subscriber.close();
+  // It learns how many messages it has missed while away.
+  (await Subscriber.openPath(at, { ...durable, policy: 'lag' })).close();
+  for (let number = 0; number < 200; number += 1) await publisher.send(Buffer.alloc(1000), LIMIT);
+  subscriber = await Subscriber.openPath(at, { ...durable, policy: 'lag' });
+  const { missed, number } = await subscriber.recv(LIMIT);
+  assert.ok(missed > 0 && number === sent + 2 + missed);
+  subscriber.close();
+  await assert.rejects(Subscriber.openPath(at, durable), coded('refused'));
+  await assert.rejects(Subscriber.openPath(at, { durable: 'a b' }), coded('name'));
+  await assert.rejects(Subscriber.openPath(at, { durable: 1 }), TypeError);
+  assert.equal(removeSubscription(at, 'audit'), true);
+  assert.equal(removeSubscription(at, 'audit'), false);
+  publisher.close();
 });
