@@ -93,6 +93,8 @@ final class Native {
     static final MethodHandle RECEIVER_ARM = function("pelton_receiver_arm", JAVA_INT, JAVA_LONG);
     static final MethodHandle RECEIVER_DISARM = function("pelton_receiver_disarm", JAVA_INT, JAVA_LONG);
 
+    static final MethodHandle SUBSCRIPTION_REMOVE =
+            function("pelton_subscription_remove", JAVA_INT, ADDRESS, ADDRESS);
     static final MethodHandle PUBLISHER_OPEN = opening("pelton_publisher_open");
     static final MethodHandle PUBLISHER_SUBSCRIBER =
             function("pelton_publisher_subscriber", JAVA_INT, JAVA_LONG, ADDRESS, ADDRESS);

@@ -20,7 +20,7 @@ import org.jspecify.annotations.Nullable;
  * since the last time. A publisher that sends rarely calls {@link #admit}.
  */
 public final class Publisher extends Handle {
-    private static final int SUBSCRIBERS_MAX = 64, STATE_BYTES = 56;
+    private static final int SUBSCRIBERS_MAX = 64, STATE_BYTES = 128;
 
     /** The message that is sent. */
     private MemorySegment buffer = Arena.ofAuto().allocate(4096, 8);
@@ -32,6 +32,10 @@ public final class Publisher extends Handle {
     /**
      * Publishes under a short name ("prices") or a socket's path ("unix:PATH"). Does not wait. Throws {@link
      * PeltonException}: another process has the name, or an option is invalid.
+     *
+     * <p>"path:DIR" creates the broadcast in a directory, or continues as its publisher, with the sizes that it has. It
+     * waits while another publisher is alive: for the timeout of the options' lane, and without one for 200 ms. Then it
+     * throws {@link PeltonException}. Subscribers join there by themselves.
      */
     public static Publisher open(String name, PublisherOptions options) {
         return new Publisher(open(Native.PUBLISHER_OPEN, name, options::toNative));
@@ -50,7 +54,8 @@ public final class Publisher extends Handle {
     /**
      * Creates a subscriber for a thread of this process, which has joined already. Does not wait. Of the options'
      * connection only {@code spin} may be set. Throws {@link PeltonException}: there are 64 subscribers, or it could
-     * hold the publisher up for longer than that permits.
+     * hold the publisher up for longer than that permits; or the publisher is in a directory, where threads use {@link
+     * Subscriber#connect}, too.
      */
     public Subscriber subscriber(SubscriberOptions options) {
         long address = enter();
@@ -199,19 +204,24 @@ public final class Publisher extends Handle {
                 found.add(new SubscriberState(
                         states.get(JAVA_INT, at),
                         states.get(JAVA_INT, at + 4),
-                        Policy.of(states.get(JAVA_INT, at + 8)),
-                        duration(states.get(JAVA_LONG, at + 16)),
-                        states.get(JAVA_INT, at + 12) != 0,
-                        states.get(JAVA_LONG, at + 32),
-                        states.get(JAVA_LONG, at + 40),
-                        states.get(JAVA_LONG, at + 48),
-                        duration(states.get(JAVA_LONG, at + 24))));
+                        durable(states.getString(at + 8)),
+                        Policy.of(states.get(JAVA_INT, at + 80)),
+                        duration(states.get(JAVA_LONG, at + 88)),
+                        states.get(JAVA_INT, at + 84) != 0,
+                        states.get(JAVA_LONG, at + 104),
+                        states.get(JAVA_LONG, at + 112),
+                        states.get(JAVA_LONG, at + 120),
+                        duration(states.get(JAVA_LONG, at + 96))));
             return found;
         } catch (Throwable failure) {
             throw Native.unexpected(failure);
         } finally {
             exit();
         }
+    }
+
+    private static @Nullable String durable(String name) {
+        return name.isEmpty() ? null : name;
     }
 
     private static @Nullable Duration duration(long ns) {

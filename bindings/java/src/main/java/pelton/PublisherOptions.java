@@ -9,7 +9,8 @@ import org.jspecify.annotations.Nullable;
 /**
  * Options of a {@link Publisher}. {@code with} methods return changed copies.
  *
- * @param lane the sizes, the users that may subscribe, and whether it never sleeps: its other options have no use here
+ * @param lane the sizes, the users that may subscribe, whether it never sleeps, and in a directory how long to wait
+ *     while another publisher is alive: its other options have no use here
  * @param history messages kept for subscribers that join later, as far as they fit into half the capacity
  * @param holdMax how long one subscriber may hold the publisher up at one message: one that could do so for longer is
  *     refused, and with zero each must lag; null is no limit
@@ -42,15 +43,17 @@ public record PublisherOptions(Options lane, long history, @Nullable Duration ho
 
     /** As {@code pelton_publisher_options}. */
     MemorySegment toNative(Arena arena) {
-        MemorySegment options = arena.allocate(56, 8);
-        options.set(ValueLayout.JAVA_INT, 0, 56);
+        MemorySegment options = arena.allocate(64, 8);
+        Duration timeout = lane.timeout();
+        options.set(ValueLayout.JAVA_INT, 0, 64);
         options.set(ValueLayout.JAVA_INT, 4, lane.spin() ? 1 : 0);
         options.set(ValueLayout.JAVA_LONG, 8, lane.capacity());
         options.set(ValueLayout.JAVA_LONG, 16, lane.messageBytesMax());
         options.set(ValueLayout.JAVA_LONG, 24, history);
         // PELTON_NO_HOLD.
         if (holdMax != null) options.set(ValueLayout.JAVA_LONG, 32, holdMax.isZero() ? -1 : Native.nanos(holdMax));
-        lane.setUids(options, 40, arena);
+        options.set(ValueLayout.JAVA_LONG, 40, timeout == null ? 0 : Native.deadline(timeout));
+        lane.setUids(options, 48, arena);
         return options;
     }
 }

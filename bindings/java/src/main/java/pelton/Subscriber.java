@@ -11,6 +11,7 @@ import java.lang.invoke.MethodHandle;
 import java.time.Duration;
 import java.util.Iterator;
 import java.util.NoSuchElementException;
+import java.util.function.Function;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -37,6 +38,10 @@ public final class Subscriber extends Handle implements Iterable<Delivery> {
      * the timeout of the options' connection. Throws {@link PeltonException.NoListener}, {@link
      * PeltonException.TimedOut}, and other {@link PeltonException}s: the publisher has 64 subscribers, or takes none
      * that could hold it up for so long.
+     *
+     * <p>"path:DIR" subscribes to the broadcast in a directory, with or without a publisher. The timeout is for the
+     * directory, and for a durable name that another process uses: without one, 200 ms for the name. Then it throws
+     * {@link PeltonException}.
      */
     public static Subscriber connect(String name, SubscriberOptions options) throws InterruptedException {
         return new Subscriber(openInSteps(
@@ -45,6 +50,20 @@ public final class Subscriber extends Handle implements Iterable<Delivery> {
                 Native.SUBSCRIBER_OPENING_FINISH,
                 name,
                 options::toNative));
+    }
+
+    /**
+     * Removes the durable subscription of a broadcast in a directory ("path:DIR"), which no process uses: it holds the
+     * publisher up no more. Does not wait. Throws {@link PeltonException}: a process uses it, or there is none of the
+     * name.
+     */
+    public static void remove(String name, String durable) {
+        try (Arena arena = Arena.ofConfined()) {
+            PeltonException.check((int)
+                    Native.SUBSCRIPTION_REMOVE.invokeExact(arena.allocateFrom(name), arena.allocateFrom(durable)));
+        } catch (Throwable failure) {
+            throw Native.unexpected(failure);
+        }
     }
 
     /** As {@link #connect(String, SubscriberOptions)} with {@link SubscriberOptions#DEFAULTS}. */
@@ -158,9 +177,9 @@ public final class Subscriber extends Handle implements Iterable<Delivery> {
 
     /**
      * After {@link PeltonException.PeerDied} or {@link PeltonException.Closed}: waits for the publisher's successor
-     * under the same name, and joins it with the same options. Its messages count from 1. Returns false if none has
-     * admitted it within {@code timeout}: the next call continues, so call it again, or close the subscriber, which a
-     * successor may count already. Also a virtual thread waits in the library.
+     * under the same name, and joins it with the same options. Its messages count from 1, in a directory they continue.
+     * Returns false if none has admitted it within {@code timeout}: the next call continues, so call it again, or close
+     * the subscriber, which a successor may count already. Also a virtual thread waits in the library.
      */
     public boolean resume(Duration timeout) throws InterruptedException {
         long address = enter();
@@ -175,12 +194,21 @@ public final class Subscriber extends Handle implements Iterable<Delivery> {
 
     /** Returns how many messages it has missed so far, also at the very end; with {@link Policy#LATEST}, skipped. */
     public long missed() {
+        return figure(info -> info.get(JAVA_LONG, 56));
+    }
+
+    /** Returns whether it continues a durable subscription, and did not begin it. */
+    public boolean continues() {
+        return figure(info -> info.get(JAVA_INT, 12)) != 0;
+    }
+
+    private <T> T figure(Function<MemorySegment, T> get) {
         long address = enter();
         try (Arena arena = Arena.ofConfined()) {
             MemorySegment info = arena.allocate(INFO_BYTES, 8);
             info.set(JAVA_INT, 0, INFO_BYTES);
             PeltonException.check((int) Native.SUBSCRIBER_GET_INFO.invokeExact(address, info));
-            return info.get(JAVA_LONG, 56);
+            return get.apply(info);
         } catch (Throwable failure) {
             throw Native.unexpected(failure);
         } finally {

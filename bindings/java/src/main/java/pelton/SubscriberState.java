@@ -6,8 +6,9 @@ import org.jspecify.annotations.Nullable;
 /**
  * A subscriber, as {@link Publisher#subscribers} shows it.
  *
- * @param pid its process; of a thread, this one
+ * @param pid its process; of a thread, this one; 0: a durable subscription that no process uses
  * @param uid its user
+ * @param durable the name of its durable subscription, or null
  * @param policy its policy
  * @param lagAfter with {@link Policy#GATE}: how long the publisher waits for it at one message, or null for no limit
  * @param lags whether the publisher does not wait for it now
@@ -19,6 +20,7 @@ import org.jspecify.annotations.Nullable;
 public record SubscriberState(
         int pid,
         int uid,
+        @Nullable String durable,
         Policy policy,
         @Nullable Duration lagAfter,
         boolean lags,

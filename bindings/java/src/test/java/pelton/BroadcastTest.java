@@ -20,6 +20,7 @@ import java.util.concurrent.FutureTask;
 import java.util.stream.Collectors;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.api.io.TempDir;
 
 /** Publishers and subscribers: policies, waits, ends; in threads, and with the pelton command. */
@@ -260,5 +261,62 @@ class BroadcastTest {
                 assertThrows(IllegalStateException.class, subscriber::receive);
             }
         }
+    }
+
+    private static void assertFails(int code, Executable call) {
+        assertEquals(code, assertThrows(PeltonException.class, call).code());
+    }
+
+    @Test
+    void a_durable_subscription_continues_after_a_kill() throws Exception {
+        String name = "path:" + directory.resolve("trades");
+        SubscriberOptions durable = JOINING.withDurable("audit");
+        assertFails(-15, () -> Subscriber.connect(name, SubscriberOptions.DEFAULTS.withDurable("audit")));
+        Publisher publisher = Publisher.open(name, SMALL);
+        Process audit = pelton("sub", name, "--durable", "audit");
+        long sent = 0;
+        try {
+            assertTrue(publisher.waitSubscribers(1, LIMIT));
+            publisher.send("1".getBytes());
+            assertTrue(publisher.waitReleased(LIMIT));
+            SubscriberState state = publisher.subscribers().getFirst();
+            assertEquals(audit.pid(), state.pid());
+            assertEquals("audit", state.durable());
+            assertFails(-17, () -> Subscriber.remove(name, "audit"));
+            assertFails(-17, () -> Publisher.open(name));
+        } finally {
+            audit.destroyForcibly().waitFor();
+        }
+        // While it is away it gates.
+        while (publisher.trySend(new byte[1000])) sent++;
+        SubscriberState state = publisher.subscribers().getFirst();
+        assertEquals(0, state.pid());
+        assertEquals("audit", state.durable());
+        assertEquals(sent, state.behind());
+        try (Subscriber subscriber = Subscriber.connect(name, durable)) {
+            assertTrue(subscriber.continues());
+            for (long number = 2; number <= sent + 1; number++)
+                assertEquals(number, subscriber.receive().number());
+            // The publisher's successor continues.
+            publisher.close();
+            assertThrows(PeltonException.Closed.class, subscriber::receive);
+            assertFalse(subscriber.resume(Duration.ZERO));
+            publisher = Publisher.open(name);
+            assertTrue(subscriber.resume(LIMIT));
+            publisher.send("next".getBytes());
+            assertEquals(sent + 2, subscriber.receive().number());
+        }
+        // It learns how many messages it has missed while away.
+        Subscriber.connect(name, durable.withPolicy(Policy.LAG)).close();
+        for (int i = 0; i < 200; i++) publisher.send(new byte[1000]);
+        try (Subscriber subscriber = Subscriber.connect(name, durable.withPolicy(Policy.LAG))) {
+            Delivery delivery = subscriber.receive();
+            assertTrue(delivery.missed() > 0);
+            assertEquals(sent + 3 + delivery.missed(), delivery.number());
+        }
+        assertFails(-9, () -> Subscriber.connect(name, durable));
+        Subscriber.remove(name, "audit");
+        assertFails(-9, () -> Subscriber.remove(name, "audit"));
+        publisher.close();
     }
 }
