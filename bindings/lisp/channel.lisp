@@ -5,12 +5,18 @@
 (define-handle sender ()
   "Sends the messages of a channel: OPEN-SENDER, MAKE-CHANNEL. One thread at a time uses it.")
 
-(define-handle receiver (;; A message that was received, and not delivered because an interrupt unwound: its four words.
-                         (undelivered '() :type list)
-                         ;; Membership events that were received and not returned.
+(define-handle taker (;; A message that was received, and not delivered because an interrupt unwound: its four words.
+                      (undelivered '() :type list))
+  "Receives messages: a RECEIVER or a SUBSCRIBER.")
+
+(define-handle receiver (;; Membership events that were received and not returned.
                          (events '() :type list))
   "Receives the messages of a channel: OPEN-RECEIVER, OPEN-GATHERING-RECEIVER, MAKE-CHANNEL. One thread at a time uses
-it.")
+it."
+  :parent taker)
+
+(define-handle publisher ()
+  "Sends each message to up to 64 subscribers: OPEN-PUBLISHER. One thread at a time uses it.")
 
 (define-handle senders ()
   "Sends from any thread of this process at any time: OPEN-SENDERS. Each thread has a lane of its own, which is created
@@ -260,12 +266,15 @@ one that is not open."
              t)))))
 
 (defun wait-released (sender &key timeout)
-  "Waits up to TIMEOUT seconds until the receiver has released every message. Returns SENDER. An interrupt is served
-within 50 ms. Signals TIMED-OUT with the restart WAIT-LONGER, and a CHANNEL-ENDED."
-  (declare (type sender sender))
-  (persisting (:handle sender)
+  "Waits up to TIMEOUT seconds until the receiver has released every message; of a PUBLISHER, until each subscriber that
+gates has. Returns SENDER. An interrupt is served within 50 ms. Signals TIMED-OUT with the restart WAIT-LONGER, and of a
+sender a CHANNEL-ENDED."
+  (declare (type handle sender))
+  (persisting (:handle (and (typep sender 'sender) sender))
     (attempt-waiting (nil nil timeout deadline :handle sender)
-      (%sender-wait-released (handle-address sender) deadline)))
+      (etypecase sender
+        (sender (%sender-wait-released (handle-address sender) deadline))
+        (publisher (%publisher-wait-released (handle-address sender) deadline)))))
   sender)
 
 (defun trim (sender)
@@ -353,17 +362,20 @@ after DROP-MESSAGE BODY does not run, and the value is NIL. Declare the type of 
 
 ;;; ---- Receiving
 
-(defun next-message-slowly (receiver at timeout end-p tried)
-  (declare (type receiver receiver) (type (unsigned-byte 62) at))
-  (let ((handle (handle-address receiver)))
-    (persisting (:handle receiver)
-      (let ((result (attempt-waiting (receiver handle timeout deadline :spins (handle-spins receiver) :tried tried
+(defmacro define-next-slowly (function kind)
+  `(defun ,function (receiver at timeout end-p tried)
+     (declare (type ,kind receiver) (type (unsigned-byte 62) at))
+     (let ((handle (handle-address receiver)))
+       (persisting (:handle receiver)
+         (let ((result (attempt-waiting (,kind handle timeout deadline :spins (handle-spins receiver) :tried tried
                                                                        :handle receiver)
-                      (%receiver-receive handle deadline (int-sap at)))))
-        (if (and end-p (typep result 'closed-error))
-            (return-from next-message-slowly nil)
-            result)))
-    t))
+                         (,(name "%~a-receive" kind) handle deadline (int-sap at)))))
+           (if (and end-p (typep result 'closed-error))
+               (return-from ,function nil)
+               result)))
+       t)))
+
+(define-next-slowly next-message-slowly receiver)
 
 (declaim (inline next-message))
 (defun next-message (receiver at timeout end-p tried)
@@ -375,33 +387,34 @@ is as of RECEIVING."
 
 (defun deliver-again (receiver at)
   "Writes to AT the message that was received and not delivered."
-  (declare (type receiver receiver) (type (unsigned-byte 62) at))
-  (loop for word in (shiftf (receiver-undelivered receiver) '()) for offset from 0 by 8
+  (declare (type taker receiver) (type (unsigned-byte 62) at))
+  (loop for word in (shiftf (taker-undelivered receiver) '()) for offset from 0 by 8
         do (setf (sap-ref-64 (int-sap at) offset) word))
   +ok+)
 
 (defun keep-undelivered (receiver at)
   "Keeps the message at AT for the next receive."
-  (declare (type receiver receiver) (type (unsigned-byte 62) at))
-  (setf (receiver-undelivered receiver)
+  (declare (type taker receiver) (type (unsigned-byte 62) at))
+  (setf (taker-undelivered receiver)
         (loop for offset from 0 below +sizeof-message+ by 8 collect (sap-ref-64 (int-sap at) offset))))
 
-(defmacro receiving ((at tried delivered receiver) &body body)
+(defmacro receiving ((at tried delivered receiver &optional (kind 'receiver)) &body body)
   "Runs BODY with AT, where a message is received to; it is there already if TRIED, the first result, is PELTON_OK.
 However BODY is left, the message is released if BODY has set DELIVERED, as it does before it reads it; else the next
-receive gets it."
+receive gets it. RECEIVER is of KIND. A pelton_delivery begins, and is as large, as a pelton_message."
   `(let ((,tried nil) (,delivered nil))
      (guarding (,at ,(/ +sizeof-message+ 8))
          (progn
-           (setf ,tried (if (receiver-undelivered (the receiver ,receiver))
+           (setf ,tried (if (taker-undelivered (the ,kind ,receiver))
                             (deliver-again ,receiver ,at)
-                            (result (%receiver-receive (handle-address ,receiver) +no-wait+ (int-sap ,at)))))
+                            (result (,(name "%~a-receive" kind) (handle-address ,receiver) +no-wait+
+                                     (int-sap ,at)))))
            (unless (typep ,tried 'fixnum)
              (setf ,tried (note ,receiver ,tried)))
            (interruptible ,@body))
        (unless (zerop (message.data (int-sap ,at)))
          (if ,delivered
-             (%receiver-release (handle-address ,receiver))
+             (,(name "%~a-release" kind) (handle-address ,receiver))
              (keep-undelivered ,receiver ,at))))))
 
 (defun traceparent-by (write handle)
@@ -527,7 +540,7 @@ and of a membership event the process and the user of the sender. RECEIVE skips 
                                          (event.lane sap) (event.peer-pid sap) (event.peer-uid sap))))))
                  code))))
       (persisting (:handle receiver)
-        (if (or (receiver-undelivered receiver) (receiver-events receiver))
+        (if (or (taker-undelivered receiver) (receiver-events receiver))
             +ok+
             (attempt-waiting (receiver handle timeout deadline :spins (handle-spins receiver) :handle receiver)
               (take deadline))))
@@ -545,7 +558,7 @@ remains."
   (declare (type receiver receiver))
   (with-octets-at (sap space) (buffer start end)
     (with-words (size 1)
-      (let ((tried (if (receiver-undelivered receiver)
+      (let ((tried (if (taker-undelivered receiver)
                        nil
                        (attempt (%receiver-receive-copy (handle-address receiver) sap space +no-wait+ size)))))
         (cond ((eql tried +ok+) (sap-ref-64 size 0))

@@ -20,8 +20,8 @@ says otherwise. CLOSE-HANDLE, or the WITH- macro that opened it, closes it."
   (print-unreadable-object (handle stream :type t :identity t)
     (format stream "~:[closed~;open~]" (handle-open-p handle))))
 
-(defmacro define-handle (name (&rest slots) documentation)
-  `(defstruct (,name (:include handle) (:constructor ,(name "%make-~a" name)) (:copier nil) (:predicate nil))
+(defmacro define-handle (name (&rest slots) documentation &key (parent 'handle))
+  `(defstruct (,name (:include ,parent) (:constructor ,(name "%make-~a" name)) (:copier nil) (:predicate nil))
      ,documentation
      ,@slots))
 
@@ -200,7 +200,7 @@ NIL. WHAT names what DROP-MESSAGE leaves undone, with the result NIL; or it is N
 ;;; ---- What several kinds do
 
 (defgeneric resume (handle &key timeout)
-  (:documentation "After PEER-DIED-ERROR: waits up to TIMEOUT seconds until the peer of a sender or receiver has a
+  (:documentation "After PEER-DIED-ERROR: waits up to TIMEOUT seconds until the peer of a sender, receiver or subscriber has a
 successor, and continues with that; a sender's unreleased messages are delivered again. Returns HANDLE. An interrupt is
 served within 50 ms. Signals TIMED-OUT with the restart WAIT-LONGER; REFUSED-ERROR: the peer is alive, or this channel
 has no successors."))
@@ -237,15 +237,18 @@ the C structure, as :MESSAGES for pelton_sender_info.messages. Sizes are in byte
                            append (list (intern (symbol-name field) '#:keyword)
                                         (if (eq field 'has-peer) `(eql ,value 1) value)))))))))
 
+(defmacro define-resume (kind)
+  `(defmethod resume ((handle ,kind) &key timeout)
+     ;; The caller knows of the death.
+     (setf (handle-unsignalled handle) nil)
+     (persisting ()
+       (attempt-waiting (nil nil timeout deadline)
+         (,(name "%~a-resume" kind) (handle-address handle) deadline)))
+     handle))
+
 (defmacro define-resume-and-sync (kind)
   `(progn
-     (defmethod resume ((handle ,kind) &key timeout)
-       ;; The caller knows of the death.
-       (setf (handle-unsignalled handle) nil)
-       (persisting ()
-         (attempt-waiting (nil nil timeout deadline)
-           (,(name "%~a-resume" kind) (handle-address handle) deadline)))
-       handle)
+     (define-resume ,kind)
      (defmethod sync ((handle ,kind))
        (check (attempt (,(name "%~a-sync" kind) (handle-address handle))))
        handle)))

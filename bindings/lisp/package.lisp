@@ -9,7 +9,8 @@
                 #:*interrupts-enabled* #:*allow-with-interrupts* #:*interrupt-pending*)
   (:documentation "Messages at memory speed between the threads, processes and languages of one machine.
 
-Channels: MAKE-CHANNEL, OPEN-SENDER, OPEN-RECEIVER, SEND, RECEIVE. Appending: OPEN-APPENDERS, APPEND-MESSAGE, FLUSH.
+Channels: MAKE-CHANNEL, OPEN-SENDER, OPEN-RECEIVER, SEND, RECEIVE. Publish and subscribe: OPEN-PUBLISHER,
+OPEN-SUBSCRIBER, PUBLISH, RECEIVE-DELIVERY. Appending: OPEN-APPENDERS, APPEND-MESSAGE, FLUSH.
 Calls: OPEN-SERVICE, SERVE, OPEN-CLIENT, CALL. Files: OPEN-ENGINE, READ-FILE, WRITE-FILE.
 
 Messages are vectors of bytes: OCTETS. Sizes are in bytes. Every :TIMEOUT is in seconds, a real number; NIL waits
@@ -40,6 +41,10 @@ to one thread at a time, unless its docstring says otherwise. An error is a PELT
    #:send #:try-send #:send-sap #:send-batch #:send-descriptors #:with-reserved #:wait-released #:trim
    #:receive #:try-receive #:receive-into #:receive-batch #:receive-event #:with-received #:do-received #:do-messages
    #:take-descriptors #:held #:receive-held #:held-sap #:held-size
+   ;; Publish and subscribe.
+   #:publisher #:open-publisher #:with-publisher #:publish #:try-publish #:wait-subscribers #:admit #:subscribers
+   #:subscriber #:open-subscriber #:with-subscriber #:receive-delivery #:try-receive-delivery #:with-delivery
+   #:do-deliveries #:remove-subscription
    ;; Appending and flushing.
    #:appenders #:open-appenders #:with-appenders #:append-message #:append-sap
    #:flush #:open-flush #:with-flush #:run-flush

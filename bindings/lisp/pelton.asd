@@ -16,6 +16,7 @@ which is loaded with the system: the file that PELTON_LIBRARY names, or the inst
                (:file "library")
                (:file "handle")
                (:file "channel")
+               (:file "broadcast")
                (:file "append")
                (:file "call")
                (:file "file")
@@ -31,6 +32,7 @@ which is loaded with the system: the file that PELTON_LIBRARY names, or the inst
   :serial t
   :components ((:file "runner")
                (:file "channels")
+               (:file "broadcasts")
                (:file "appending")
                (:file "calls")
                (:file "files"))
