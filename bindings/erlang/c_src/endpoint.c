@@ -1,4 +1,4 @@
-/* Senders, receivers, clients, services and listeners.
+/* Senders, receivers, clients, services, listeners, publishers and subscribers.
  *
  * An endpoint lives until it is closed, or its owner ends. Any process may use it. A function that cannot complete
  * adds a waiter, arms the endpoint, and has the notifier thread watch it once. The notifier thread then sends the
@@ -6,6 +6,8 @@
  * owner.
  *
  * Opening is the same: the notifier thread watches the opening's descriptor, and sends {ok, Endpoint} to the waiter.
+ *
+ * The notifier thread always watches a publisher, and admits its subscribers.
  *
  *   [watch]   The kernel reports an armed descriptor once. While is_watched, that is still to come, or the notifier
  *             thread is about to handle it, with all waiters that are there by then. So watching again needs no
@@ -28,6 +30,8 @@ static int endpoint_fd(const struct endpoint *endpoint)
     case RECEIVER: return pelton_receiver_fd(endpoint->handle.receiver);
     case CLIENT: return pelton_client_fd(endpoint->handle.client);
     case SERVICE: return pelton_service_fd(endpoint->handle.service);
+    case PUBLISHER: return pelton_publisher_fd(endpoint->handle.publisher);
+    case SUBSCRIBER: return pelton_subscriber_fd(endpoint->handle.subscriber);
     default: return pelton_listener_fd(endpoint->handle.listener);
     }
 }
@@ -37,6 +41,7 @@ static int opening_fd(const struct endpoint *endpoint)
     switch (endpoint->kind) {
     case SENDER: return pelton_sender_opening_fd(endpoint->opening.sender);
     case RECEIVER: return pelton_receiver_opening_fd(endpoint->opening.receiver);
+    case SUBSCRIBER: return pelton_subscriber_opening_fd(endpoint->opening.subscriber);
     default: return pelton_client_opening_fd(endpoint->opening.client);
     }
 }
@@ -47,6 +52,9 @@ int endpoint_finish_opening(struct endpoint *endpoint)
     switch (endpoint->kind) {
     case SENDER: code = pelton_sender_opening_finish(endpoint->opening.sender, &endpoint->handle.sender); break;
     case RECEIVER: code = pelton_receiver_opening_finish(endpoint->opening.receiver, &endpoint->handle.receiver); break;
+    case SUBSCRIBER:
+        code = pelton_subscriber_opening_finish(endpoint->opening.subscriber, &endpoint->handle.subscriber);
+        break;
     default: code = pelton_client_opening_finish(endpoint->opening.client, &endpoint->handle.client); break;
     }
     if (code)
@@ -233,6 +241,26 @@ ERL_NIF_TERM endpoint_message(ErlNifEnv *env, struct endpoint *endpoint, const p
     return bytes;
 }
 
+int endpoint_receive_delivery(struct endpoint *endpoint, pelton_delivery *delivery)
+{
+    if (!endpoint->has_delivery)
+        return pelton_subscriber_receive(endpoint->handle.subscriber, PELTON_NO_WAIT, delivery);
+    *delivery = endpoint->delivery;
+    return PELTON_OK;
+}
+
+ERL_NIF_TERM endpoint_delivery(ErlNifEnv *env, struct endpoint *endpoint, ERL_NIF_TERM tag, ERL_NIF_TERM self,
+                               const pelton_delivery *delivery)
+{
+    ERL_NIF_TERM bytes = bytes_of(env, delivery->data, delivery->size);
+    ERL_NIF_TERM number = enif_make_uint64(env, delivery->number), missed = enif_make_uint64(env, delivery->missed);
+    endpoint->has_delivery = false;
+    pelton_subscriber_release(endpoint->handle.subscriber);
+    if (self)
+        return enif_make_tuple5(env, tag, self, bytes, number, missed);
+    return enif_make_tuple4(env, tag, bytes, number, missed);
+}
+
 static ERL_NIF_TERM responder_term(ErlNifEnv *env, pelton_responder *handle)
 {
     if (!handle)
@@ -251,7 +279,7 @@ static void send_to_owner(ErlNifEnv *env, struct endpoint *endpoint, ERL_NIF_TER
     enif_clear_env(env);
 }
 
-/* Sends the owner the next message or request. Adds its size to *bytes. */
+/* Sends the owner the next message, delivery or request. Adds its size to *bytes. */
 static int send_next(ErlNifEnv *env, struct endpoint *endpoint, size_t *bytes)
 {
     ERL_NIF_TERM self = enif_make_resource(env, endpoint);
@@ -271,6 +299,13 @@ static int send_next(ErlNifEnv *env, struct endpoint *endpoint, size_t *bytes)
         else
             data = enif_make_tuple3(env, atom_pelton, self, data);
         send_to_owner(env, endpoint, data);
+    } else if (endpoint->kind == SUBSCRIBER) {
+        pelton_delivery delivery;
+        int code = endpoint_receive_delivery(endpoint, &delivery);
+        if (code)
+            return code;
+        *bytes += delivery.size;
+        send_to_owner(env, endpoint, endpoint_delivery(env, endpoint, atom_pelton_delivery, self, &delivery));
     } else {
         pelton_request request;
         int code = pelton_service_receive(endpoint->handle.service, PELTON_NO_WAIT, &request);
@@ -297,8 +332,11 @@ static void send_arrived(struct endpoint *endpoint)
             send_to_owner(env, endpoint, enif_make_tuple2(env, atom_pelton_passive, enif_make_resource(env, endpoint)));
     }
     if (endpoint->active && (code == PELTON_OK || code == PELTON_AGAIN)) {
-        code = endpoint->kind == RECEIVER ? pelton_receiver_arm(endpoint->handle.receiver)
-                                          : pelton_service_arm(endpoint->handle.service);
+        switch (endpoint->kind) {
+        case RECEIVER: code = pelton_receiver_arm(endpoint->handle.receiver); break;
+        case SUBSCRIBER: code = pelton_subscriber_arm(endpoint->handle.subscriber); break;
+        default: code = pelton_service_arm(endpoint->handle.service);
+        }
         if (!endpoint_watch(endpoint, code) && code == PELTON_READY)
             endpoint_recheck(endpoint);
     }
@@ -648,7 +686,14 @@ void endpoint_ready(struct endpoint *endpoint)
         switch (endpoint->kind) {
         case SENDER:
         case LISTENER: send_ready(endpoint); break;
+        case PUBLISHER:
+            send_ready(endpoint);
+            /* After an error, as without free descriptors, the next use of the publisher watches it again. */
+            if (pelton_publisher_wait_subscribers(endpoint->handle.publisher, 0, PELTON_NO_WAIT) == PELTON_OK)
+                endpoint_watch(endpoint, PELTON_OK);
+            break;
         case RECEIVER:
+        case SUBSCRIBER:
         case SERVICE:
             send_ready(endpoint);
             if (endpoint->active)

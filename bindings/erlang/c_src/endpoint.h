@@ -1,4 +1,4 @@
-/* Senders, receivers, clients, services and listeners: endpoint.c. */
+/* Senders, receivers, clients, services, listeners, publishers and subscribers: endpoint.c. */
 #ifndef PELTON_ERLANG_ENDPOINT_H
 #define PELTON_ERLANG_ENDPOINT_H
 
@@ -7,10 +7,10 @@
 /* A dirty scheduler, or the notifier thread, copies what is larger: some 50 us. */
 #define COPY_MAX (256 << 10)
 
-enum endpoint_kind { SENDER, RECEIVER, CLIENT, SERVICE, LISTENER };
+enum endpoint_kind { SENDER, RECEIVER, CLIENT, SERVICE, LISTENER, PUBLISHER, SUBSCRIBER };
 
 /* As a set of kinds. */
-#define ANY_KIND (1u << SENDER | 1u << RECEIVER | 1u << CLIENT | 1u << SERVICE | 1u << LISTENER)
+#define ANY_KIND ((1u << (SUBSCRIBER + 1)) - 1)
 
 /* A process that waits: for free space, for a message, for the completion of `call`, or for the endpoint to be open. */
 struct waiter {
@@ -35,6 +35,7 @@ struct endpoint {
         pelton_sender_opening *sender;
         pelton_receiver_opening *receiver;
         pelton_client_opening *client;
+        pelton_subscriber_opening *subscriber;
         void *any;
     } opening; /* NULL, except while it opens */
     union {
@@ -43,6 +44,8 @@ struct endpoint {
         pelton_client *client;
         pelton_service *service;
         pelton_listener *listener;
+        pelton_publisher *publisher;
+        pelton_subscriber *subscriber;
         void *any;
     } handle; /* NULL before it is open, and after it is closed */
     ErlNifPid owner;
@@ -58,6 +61,8 @@ struct endpoint {
     atomic_bool is_in_operation; /* on a file, or one that waits on a dirty scheduler */
     bool has_completion;        /* of a client: taken, not released; the notifier thread sends it first */
     pelton_completion completion;
+    bool has_delivery;          /* of a subscriber: received, not released: a dirty scheduler copies it */
+    pelton_delivery delivery;
     atomic_bool has_dead;       /* the owner or a waiter has ended */
     /* Under shared->lock: */
     struct endpoint *next, *previous; /* shared->endpoints */
@@ -128,6 +133,11 @@ void endpoint_remove_waiter(ErlNifEnv *env, struct endpoint *endpoint, struct wa
  * *needs_copy is true, and the term is for held_release. */
 ERL_NIF_TERM endpoint_message(ErlNifEnv *env, struct endpoint *endpoint, const pelton_message *message, bool may_copy,
                               bool *needs_copy);
+/* Receives the next message of a subscriber, or the one that is received already. */
+int endpoint_receive_delivery(struct endpoint *endpoint, pelton_delivery *delivery);
+/* {Tag..., Bytes, Number, Missed} of a delivery, which it releases. tag, and self unless it is 0, come first. */
+ERL_NIF_TERM endpoint_delivery(ErlNifEnv *env, struct endpoint *endpoint, ERL_NIF_TERM tag, ERL_NIF_TERM self,
+                               const pelton_delivery *delivery);
 /* A completion as the result of a call. waiter may be NULL. */
 ERL_NIF_TERM endpoint_reply(ErlNifEnv *env, const pelton_completion *completion, const struct waiter *waiter);
 /* {error, {lost, Reason}} */

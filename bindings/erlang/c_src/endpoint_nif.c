@@ -10,7 +10,9 @@
 
 struct numbers {
     uint64_t capacity, message_bytes_max, memory_bytes_max, call_bytes_max, peers_max, create, traced;
-    int64_t deadline_ns;
+    uint64_t history, policy, lag_after_ms, slack, start_from, mode;
+    int64_t hold_max_ms, deadline_ns; /* hold_max_ms: -1: none is given */
+    const char *durable;
 };
 
 static int open_sender(struct endpoint *endpoint, const char *name, const struct numbers *numbers)
@@ -79,6 +81,35 @@ static int open_listener(struct endpoint *endpoint, const char *name, const stru
     return pelton_listener_open(name, &options, &endpoint->handle.listener);
 }
 
+/* On a path, pelton:open tries it again while another publisher is alive: here it is 200 ms, or not at all. */
+static int open_publisher(struct endpoint *endpoint, const char *name, const struct numbers *numbers)
+{
+    pelton_publisher_options options = PELTON_PUBLISHER_OPTIONS_INIT;
+    options.capacity = numbers->capacity;
+    options.message_bytes_max = numbers->message_bytes_max;
+    options.history = numbers->history;
+    options.mode = (uint32_t)numbers->mode;
+    options.deadline_ns = numbers->deadline_ns ? pelton_deadline(0) : 0;
+    if (numbers->hold_max_ms >= 0)
+        options.hold_max_ns = numbers->hold_max_ms ? numbers->hold_max_ms * 1000000 : PELTON_NO_HOLD;
+    return pelton_publisher_open(name, &options, &endpoint->handle.publisher);
+}
+
+static int open_subscriber(struct endpoint *endpoint, const char *name, const struct numbers *numbers)
+{
+    pelton_subscriber_options options = PELTON_SUBSCRIBER_OPTIONS_INIT;
+    options.capacity = numbers->capacity;
+    options.message_bytes_max = numbers->message_bytes_max;
+    options.policy = (uint32_t)numbers->policy;
+    options.lag_after_ns = (int64_t)numbers->lag_after_ms * 1000000;
+    options.slack = numbers->slack;
+    options.start_from = numbers->start_from;
+    options.durable = numbers->durable;
+    options.mode = (uint32_t)numbers->mode;
+    options.deadline_ns = numbers->deadline_ns;
+    return pelton_subscriber_open_start(name, &options, &endpoint->opening.subscriber);
+}
+
 static int open_endpoint(struct endpoint *endpoint, const char *name, const struct numbers *numbers)
 {
     int code;
@@ -90,6 +121,8 @@ static int open_endpoint(struct endpoint *endpoint, const char *name, const stru
         break;
     case CLIENT: code = open_client(endpoint, name, numbers); break;
     case SERVICE: code = open_service(endpoint, name, numbers); break;
+    case PUBLISHER: code = open_publisher(endpoint, name, numbers); break;
+    case SUBSCRIBER: code = open_subscriber(endpoint, name, numbers); break;
     default: code = open_listener(endpoint, name, numbers);
     }
     /* An out-parameter of a function that failed is not a handle. */
@@ -98,7 +131,8 @@ static int open_endpoint(struct endpoint *endpoint, const char *name, const stru
     return code;
 }
 
-/* {Capacity, MessageBytesMax, MemoryBytesMax, CallBytesMax, PeersMax, Create, Traced, TimeoutMs}; -1 ms: no limit */
+/* {Capacity, MessageBytesMax, MemoryBytesMax, CallBytesMax, PeersMax, Create, Traced, History, Policy, LagAfterMs,
+ * Slack, StartFrom, Mode, HoldMaxMs, TimeoutMs, Durable}; TimeoutMs -1: no limit; HoldMaxMs -1: none */
 static bool numbers_at(ErlNifEnv *env, ERL_NIF_TERM term, struct numbers *numbers)
 {
     const ERL_NIF_TERM *terms;
@@ -106,12 +140,22 @@ static bool numbers_at(ErlNifEnv *env, ERL_NIF_TERM term, struct numbers *number
     ErlNifSInt64 timeout_ms;
     uint64_t *found[] = {&numbers->capacity,       &numbers->message_bytes_max, &numbers->memory_bytes_max,
                          &numbers->call_bytes_max, &numbers->peers_max,         &numbers->create,
-                         &numbers->traced};
-    if (!enif_get_tuple(env, term, &arity, &terms) || arity != 8 || !enif_get_int64(env, terms[7], &timeout_ms))
+                         &numbers->traced,         &numbers->history,           &numbers->policy,
+                         &numbers->lag_after_ms,   &numbers->slack,             &numbers->start_from,
+                         &numbers->mode};
+    enum { COUNT = sizeof found / sizeof *found };
+    if (!enif_get_tuple(env, term, &arity, &terms) || arity != COUNT + 3)
         return false;
-    for (int i = 0; i < 7; i++)
+    for (int i = 0; i < COUNT; i++)
         if (!enif_get_uint64(env, terms[i], found[i]))
             return false;
+    ErlNifSInt64 hold_max_ms;
+    if (!enif_get_int64(env, terms[COUNT], &hold_max_ms) || !enif_get_int64(env, terms[COUNT + 1], &timeout_ms) ||
+        !text_at(env, terms[COUNT + 2], &numbers->durable))
+        return false;
+    numbers->hold_max_ms = hold_max_ms > INT64_MAX / 1000000 ? INT64_MAX / 1000000 : hold_max_ms;
+    if (numbers->lag_after_ms > INT64_MAX / 1000000)
+        numbers->lag_after_ms = INT64_MAX / 1000000;
     if (timeout_ms < 0 || timeout_ms > INT64_MAX / 1000000)
         numbers->deadline_ns = PELTON_FOREVER;
     else
@@ -134,6 +178,8 @@ static ERL_NIF_TERM begin_use(ErlNifEnv *env, struct endpoint *endpoint, int cod
         endpoint->handle.any = NULL;
         return result;
     }
+    if (endpoint->kind == PUBLISHER)
+        endpoint_recheck(endpoint);
     return enif_make_tuple2(env, atom_ok, enif_make_resource(env, endpoint));
 }
 
@@ -165,7 +211,7 @@ NIF(endpoint_open)
     unsigned kind;
     ErlNifBinary name;
     struct numbers numbers;
-    if (!enif_get_uint(env, argv[0], &kind) || kind > LISTENER || !enif_inspect_binary(env, argv[1], &name) ||
+    if (!enif_get_uint(env, argv[0], &kind) || kind > SUBSCRIBER || !enif_inspect_binary(env, argv[1], &name) ||
         !name.size || name.data[name.size - 1] || !numbers_at(env, argv[2], &numbers))
         return enif_make_badarg(env);
     /* The notifier thread closes them as well, but perhaps after a supervisor has restarted the owner. */
@@ -233,7 +279,7 @@ NIF(endpoint_set)
     ERL_NIF_TERM result;
     ErlNifSInt64 number = 0;
     bool is_number = enif_get_int64(env, argv[1], &number);
-    struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << RECEIVER | 1u << SERVICE, &result);
+    struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << RECEIVER | 1u << SERVICE | 1u << SUBSCRIBER, &result);
     if (!endpoint)
         return result;
     if (!enif_is_identical(argv[2], atom_undefined))
@@ -304,8 +350,17 @@ NIF(endpoint_cancel)
 
 /* ---- Messages ---- */
 
-/* endpoint_send(Sender, Data, Traceparent, Ref): ok, `pending` or an error. Traceparent: a text that ends with 0, or
- * `undefined`. */
+static int send_now(struct endpoint *endpoint, const ErlNifBinary *data, const char *traceparent)
+{
+    if (endpoint->kind == PUBLISHER)
+        return pelton_publisher_send(endpoint->handle.publisher, data->data, data->size, PELTON_NO_WAIT);
+    pelton_sender *sender = endpoint->handle.sender;
+    return traceparent ? pelton_sender_send_traced(sender, data->data, data->size, traceparent, PELTON_NO_WAIT)
+                       : pelton_sender_send(sender, data->data, data->size, PELTON_NO_WAIT);
+}
+
+/* endpoint_send(Sender or Publisher, Data, Traceparent, Ref): ok, `pending` or an error. Traceparent: a text that ends
+ * with 0, or `undefined`; of a publisher it has no use. */
 NIF(endpoint_send)
 {
     (void)argc;
@@ -314,21 +369,21 @@ NIF(endpoint_send)
     const char *traceparent;
     if (!enif_inspect_iolist_as_binary(env, argv[1], &data) || !text_at(env, argv[2], &traceparent))
         return enif_make_badarg(env);
-    struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << SENDER, &result);
+    struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << SENDER | 1u << PUBLISHER, &result);
     if (!endpoint)
         return result;
     if (atomic_load(&endpoint->is_in_operation))
         return endpoint_leave(endpoint, error_of(env, atom_in_operation));
-    pelton_sender *sender = endpoint->handle.sender;
     for (;;) {
-        int code = traceparent
-            ? pelton_sender_send_traced(sender, data.data, data.size, traceparent, PELTON_NO_WAIT)
-            : pelton_sender_send(sender, data.data, data.size, PELTON_NO_WAIT);
+        int code = send_now(endpoint, &data, traceparent);
         if (code != PELTON_AGAIN) {
             charge_bytes(env, data.size);
+            if (endpoint->kind == PUBLISHER)
+                endpoint_watch(endpoint, PELTON_OK);
             return endpoint_leave_to_waiters(endpoint, code ? error_of_code(env, code) : atom_ok);
         }
-        code = pelton_sender_arm(sender, data.size);
+        code = endpoint->kind == PUBLISHER ? pelton_publisher_arm(endpoint->handle.publisher, data.size)
+                                           : pelton_sender_arm(endpoint->handle.sender, data.size);
         if (code == PELTON_READY)
             continue;
         if (!endpoint_watch(endpoint, code))
@@ -358,6 +413,8 @@ static ERL_NIF_TERM wait_with(ErlNifEnv *env, const ERL_NIF_TERM argv[], unsigne
 
 static int wait_released(struct endpoint *endpoint, int64_t deadline_ns)
 {
+    if (endpoint->kind == PUBLISHER)
+        return pelton_publisher_wait_released(endpoint->handle.publisher, deadline_ns);
     return pelton_sender_wait_released(endpoint->handle.sender, deadline_ns);
 }
 
@@ -365,21 +422,23 @@ static int resume(struct endpoint *endpoint, int64_t deadline_ns)
 {
     if (endpoint->kind == SENDER)
         return pelton_sender_resume(endpoint->handle.sender, deadline_ns);
+    if (endpoint->kind == SUBSCRIBER)
+        return pelton_subscriber_resume(endpoint->handle.subscriber, deadline_ns);
     return pelton_receiver_resume(endpoint->handle.receiver, deadline_ns);
 }
 
-/* endpoint_wait_released(Sender, Milliseconds) */
+/* endpoint_wait_released(Sender or Publisher, Milliseconds) */
 NIF(endpoint_wait_released)
 {
     (void)argc;
-    return wait_with(env, argv, 1u << SENDER, wait_released);
+    return wait_with(env, argv, 1u << SENDER | 1u << PUBLISHER, wait_released);
 }
 
 /* endpoint_resume(Endpoint, Milliseconds) */
 NIF(endpoint_resume)
 {
     (void)argc;
-    return wait_with(env, argv, 1u << SENDER | 1u << RECEIVER, resume);
+    return wait_with(env, argv, 1u << SENDER | 1u << RECEIVER | 1u << SUBSCRIBER, resume);
 }
 
 NIF(endpoint_send_large)
@@ -452,6 +511,148 @@ NIF(endpoint_receive)
         return enif_schedule_nif(env, "copy_held", ERL_NIF_DIRTY_JOB_CPU_BOUND, nif_copy_held, 1 + gives_traceparent,
                                  found);
     return received(env, found[0], gives_traceparent ? &found[1] : NULL);
+}
+
+/* ---- Maps ---- */
+
+struct figure {
+    const char *name;
+    uint64_t value;
+};
+
+/* A map. The peer is in it only if there is one. */
+static ERL_NIF_TERM map_of(ErlNifEnv *env, const struct figure *figures, size_t count, bool has_peer, uint32_t pid,
+                           uint32_t uid)
+{
+    ERL_NIF_TERM map = enif_make_new_map(env);
+    for (size_t i = 0; i < count; i++)
+        enif_make_map_put(env, map, enif_make_atom(env, figures[i].name), enif_make_uint64(env, figures[i].value), &map);
+    if (has_peer) {
+        enif_make_map_put(env, map, enif_make_atom(env, "peer_pid"), enif_make_uint(env, pid), &map);
+        enif_make_map_put(env, map, enif_make_atom(env, "peer_uid"), enif_make_uint(env, uid), &map);
+    }
+    return map;
+}
+
+/* ---- Publish and subscribe ---- */
+
+/* endpoint_receive_delivery(Subscriber, Ref): {ok, Bytes, Number, Missed}; `pending` or an error. A dirty scheduler
+ * copies what is larger than COPY_MAX. */
+NIF(endpoint_receive_delivery)
+{
+    ERL_NIF_TERM result;
+    struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << SUBSCRIBER, &result);
+    if (!endpoint)
+        return result;
+    if (endpoint->active || atomic_load(&endpoint->is_in_operation))
+        return endpoint_leave(endpoint, error_of(env, endpoint->active ? atom_einval : atom_in_operation));
+    pelton_subscriber *subscriber = endpoint->handle.subscriber;
+    pelton_delivery delivery;
+    int code = endpoint_receive_delivery(endpoint, &delivery);
+    if (code == PELTON_AGAIN) {
+        int64_t began_us = now_us();
+        code = pelton_subscriber_poll(subscriber);
+        charge_us(env, now_us() - began_us);
+        if (code == PELTON_OK)
+            code = endpoint_receive_delivery(endpoint, &delivery);
+    }
+    while (code == PELTON_AGAIN) {
+        code = pelton_subscriber_arm(subscriber);
+        if (code == PELTON_READY) {
+            code = endpoint_receive_delivery(endpoint, &delivery);
+        } else if (endpoint_watch(endpoint, code)) {
+            endpoint_add_waiter(env, endpoint, argv[1], 0);
+            return endpoint_leave(endpoint, atom_pending);
+        }
+    }
+    if (code)
+        return endpoint_leave_to_waiters(endpoint, error_of_code(env, code));
+    if (delivery.size > COPY_MAX && enif_thread_type() == ERL_NIF_THR_NORMAL_SCHEDULER) {
+        endpoint->has_delivery = true;
+        endpoint->delivery = delivery;
+        enif_mutex_unlock(endpoint->lock);
+        return enif_schedule_nif(env, "endpoint_receive_delivery", ERL_NIF_DIRTY_JOB_CPU_BOUND,
+                                 nif_endpoint_receive_delivery, argc, argv);
+    }
+    charge_bytes(env, delivery.size);
+    result = endpoint_delivery(env, endpoint, atom_ok, 0, &delivery);
+    return endpoint_leave_to_waiters(endpoint, result);
+}
+
+/* endpoint_wait_subscribers(Publisher, Count, Ref): ok; `pending`: there are fewer */
+NIF(endpoint_wait_subscribers)
+{
+    (void)argc;
+    ERL_NIF_TERM result;
+    unsigned count;
+    if (!enif_get_uint(env, argv[1], &count))
+        return enif_make_badarg(env);
+    struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << PUBLISHER, &result);
+    if (!endpoint)
+        return result;
+    if (atomic_load(&endpoint->is_in_operation))
+        return endpoint_leave(endpoint, error_of(env, atom_in_operation));
+    int code = pelton_publisher_wait_subscribers(endpoint->handle.publisher, count, PELTON_NO_WAIT);
+    endpoint_watch(endpoint, PELTON_OK);
+    if (code == PELTON_AGAIN) {
+        endpoint_add_waiter(env, endpoint, argv[2], 0);
+        return endpoint_leave(endpoint, atom_pending);
+    }
+    return endpoint_leave_to_waiters(endpoint, code ? error_of_code(env, code) : atom_ok);
+}
+
+static const char *const policies[] = {"gate", "lag", "latest"};
+
+/* As map_of, with the name of its durable subscription, its policy, and whether it lags. */
+static ERL_NIF_TERM subscriber_map(ErlNifEnv *env, const pelton_subscriber_state *state)
+{
+    struct figure figures[] = {{"pid", state->pid},
+                               {"uid", state->uid},
+                               {"lag_after_ns", (uint64_t)state->lag_after_ns},
+                               {"holds_ns", (uint64_t)state->holds_ns},
+                               {"behind", state->behind},
+                               {"messages", state->messages},
+                               {"missed", state->missed}};
+    ERL_NIF_TERM map = map_of(env, figures, sizeof figures / sizeof *figures, false, 0, 0);
+    ERL_NIF_TERM durable =
+        state->durable[0] ? bytes_of(env, state->durable, strlen(state->durable)) : atom_undefined;
+    enif_make_map_put(env, map, enif_make_atom(env, "durable"), durable, &map);
+    enif_make_map_put(env, map, enif_make_atom(env, "policy"), enif_make_atom(env, policies[state->policy]), &map);
+    enif_make_map_put(env, map, enif_make_atom(env, "lags"), state->lags ? atom_true : atom_false, &map);
+    return map;
+}
+
+/* endpoint_subscribers(Publisher): a list of maps, or an error */
+NIF(endpoint_subscribers)
+{
+    (void)argc;
+    enum { SUBSCRIBERS_MAX = 64 };
+    ERL_NIF_TERM result;
+    pelton_subscriber_state states[SUBSCRIBERS_MAX];
+    size_t count;
+    struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << PUBLISHER, &result);
+    if (!endpoint)
+        return result;
+    if (atomic_load(&endpoint->is_in_operation))
+        return endpoint_leave(endpoint, error_of(env, atom_in_operation));
+    int code = pelton_publisher_subscribers(endpoint->handle.publisher, states, SUBSCRIBERS_MAX, &count);
+    if (code)
+        return endpoint_leave(endpoint, error_of_code(env, code));
+    result = enif_make_list(env, 0);
+    while (count)
+        result = enif_make_list_cell(env, subscriber_map(env, &states[--count]), result);
+    return endpoint_leave(endpoint, result);
+}
+
+/* subscription_remove(Name, Durable): ok or {error, {Atom, Detail}} */
+NIF(subscription_remove)
+{
+    (void)argc;
+    const char *name, *durable;
+    if (!text_at(env, argv[0], &name) || !text_at(env, argv[1], &durable) || !name || !durable)
+        return enif_make_badarg(env);
+    int code = pelton_subscription_remove(name, durable);
+    return code ? endpoint_open_error(env, code) : atom_ok;
 }
 
 /* ---- Calls ---- */
@@ -701,25 +902,6 @@ NIF(endpoint_drain)
 
 /* ---- Figures ---- */
 
-struct figure {
-    const char *name;
-    uint64_t value;
-};
-
-/* A map. The peer is in it only if there is one. */
-static ERL_NIF_TERM map_of(ErlNifEnv *env, const struct figure *figures, size_t count, bool has_peer, uint32_t pid,
-                           uint32_t uid)
-{
-    ERL_NIF_TERM map = enif_make_new_map(env);
-    for (size_t i = 0; i < count; i++)
-        enif_make_map_put(env, map, enif_make_atom(env, figures[i].name), enif_make_uint64(env, figures[i].value), &map);
-    if (has_peer) {
-        enif_make_map_put(env, map, enif_make_atom(env, "peer_pid"), enif_make_uint(env, pid), &map);
-        enif_make_map_put(env, map, enif_make_atom(env, "peer_uid"), enif_make_uint(env, uid), &map);
-    }
-    return map;
-}
-
 #define FIGURE(name) {#name, info.name}
 #define COUNTERS FIGURE(messages), FIGURE(bytes), FIGURE(waits), FIGURE(sleeps), FIGURE(wakes_sent)
 #define MAP_OF(has_peer, pid, uid) map_of(env, figures, sizeof figures / sizeof *figures, has_peer, pid, uid)
@@ -758,6 +940,24 @@ static ERL_NIF_TERM service_info(ErlNifEnv *env, pelton_service *service)
     return code ? error_of_code(env, code) : MAP_OF(false, 0, 0);
 }
 
+static ERL_NIF_TERM publisher_info(ErlNifEnv *env, pelton_publisher *publisher)
+{
+    pelton_publisher_info info = {.struct_bytes = sizeof info};
+    int code = pelton_publisher_get_info(publisher, &info);
+    struct figure figures[] = {COUNTERS, FIGURE(subscribers), FIGURE(next_number), FIGURE(corrupt), FIGURE(capacity),
+                               FIGURE(message_bytes_max)};
+    return code ? error_of_code(env, code) : MAP_OF(false, 0, 0);
+}
+
+static ERL_NIF_TERM subscriber_info(ErlNifEnv *env, pelton_subscriber *subscriber)
+{
+    pelton_subscriber_info info = {.struct_bytes = sizeof info};
+    int code = pelton_subscriber_get_info(subscriber, &info);
+    struct figure figures[] = {COUNTERS, FIGURE(missed), FIGURE(continues), FIGURE(next_number), FIGURE(capacity),
+                               FIGURE(message_bytes_max)};
+    return code ? error_of_code(env, code) : MAP_OF(info.peer_pid != 0, info.peer_pid, info.peer_uid);
+}
+
 /* endpoint_info(Endpoint): a map of figures, or an error */
 NIF(endpoint_info)
 {
@@ -773,6 +973,8 @@ NIF(endpoint_info)
     case SENDER: result = sender_info(env, endpoint->handle.sender); break;
     case RECEIVER: result = receiver_info(env, endpoint->handle.receiver); break;
     case CLIENT: result = client_info(env, endpoint->handle.client); break;
+    case PUBLISHER: result = publisher_info(env, endpoint->handle.publisher); break;
+    case SUBSCRIBER: result = subscriber_info(env, endpoint->handle.subscriber); break;
     default: result = service_info(env, endpoint->handle.service);
     }
     return endpoint_leave(endpoint, result);

@@ -30,6 +30,8 @@
     X(responder_reply, 3, 0) X(responder_reply_large, 3, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(responder_part, 2, 0) \
     X(responder_part_large, 2, ERL_NIF_DIRTY_JOB_CPU_BOUND) X(responder_end, 1, 0) X(responder_is_cancelled, 1, 0) \
     X(responder_traceparent, 1, 0) \
+    X(endpoint_receive_delivery, 2, 0) X(endpoint_wait_subscribers, 3, 0) X(endpoint_subscribers, 1, 0) \
+    X(subscription_remove, 2, ERL_NIF_DIRTY_JOB_IO_BOUND) \
     X(code_text, 1, 0)
 
 #define DECLARE_(name, arity, flags) NIF(name);

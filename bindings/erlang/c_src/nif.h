@@ -40,7 +40,8 @@
 #define ATOMS(X) \
     X(abandoned) X(badarg) X(busy) X(closed) X(device) X(directory) X(einval) X(enomem) X(eof) X(error) \
     X(failed) X(false) X(flush) X(full) X(in_operation) X(info) X(later) X(line) X(list) X(lost) X(none) X(noproc) \
-    X(not_begun) X(not_owner) X(ok) X(once) X(other) X(part) X(pelton) X(pelton_closed) X(pelton_log) \
+    X(not_begun) X(not_owner) X(ok) X(once) X(other) X(part) X(pelton) X(pelton_closed) X(pelton_delivery) \
+    X(pelton_log) \
     X(pelton_passive) X(pelton_request) X(pending) X(read) X(read_write) X(ready) X(regular) X(stream) X(symlink) X(timeout) \
     X(true) X(undefined) X(unknown) X(waits) X(warning) X(write)
 

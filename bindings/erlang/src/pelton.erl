@@ -1,6 +1,7 @@
 %% @doc Messages and calls between this node and other processes of the machine, in any language that pelton has.
 %%
-%% {@link open/3} opens an endpoint: a sender, a receiver, a client, a service or a listener. As a port, it lives until
+%% {@link open/3} opens an endpoint: a sender, a receiver, a client, a service, a listener, a publisher or a subscriber.
+%% As a port, it lives until
 %% {@link close/1}, or until its owner ends: the process that opened it, or that {@link controlling_process/2} made the
 %% owner. Any process may use it. Data is `iodata()'; received data is a binary.
 %%
@@ -9,6 +10,8 @@
 %% <ul>
 %% <li>`{pelton, Receiver, Bytes}': a message; `{pelton, Receiver, Bytes, Traceparent}' with the option
 %% `{traceparents, true}'.</li>
+%% <li>`{pelton_delivery, Subscriber, Bytes, Number, Missed}': a message of a publisher, as {@link recv_delivery/2}.
+%% </li>
 %% <li>`{pelton_request, Service, Responder, Bytes}': a request; `Responder' is `undefined' for a {@link cast/2}.</li>
 %% <li>`{pelton_passive, Endpoint}': after N of them.</li>
 %% <li>`{pelton_closed, Endpoint, Reason}': the end, or an error; then it is passive.</li>
@@ -22,18 +25,21 @@
 -module(pelton).
 -export([open/2, open/3, accept/1, accept/2, close/1, send/2, send/3, wait_released/1, wait_released/2, recv/1, recv/2,
          resume/1, resume/2, setopts/2, controlling_process/2, info/1, call/2, call/3, stream/4, stream/5, cast/2, drain/1,
-         reply/2, part/2, part/3, finish/1, fail/3, is_cancelled/1, traceparent/1, format_error/1,
-         set_log/1]).
+         reply/2, part/2, part/3, finish/1, fail/3, is_cancelled/1, traceparent/1, recv_delivery/1, recv_delivery/2,
+         wait_subscribers/2, wait_subscribers/3, subscribers/1, remove_subscription/2, format_error/1, set_log/1]).
 -export_type([endpoint/0, responder/0, kind/0, option/0, send_option/0, reason/0, open_error/0]).
 
 -opaque endpoint() :: pelton_nif:endpoint().
-%% A sender, a receiver, a client, a service or a listener.
+%% A sender, a receiver, a client, a service, a listener, a publisher or a subscriber.
 -opaque responder() :: pelton_nif:responder().
 %% It replies to one request. If it is garbage-collected without a reply, the call fails with `abandoned'.
--type kind() :: sender | receiver | client | service | listener.
+-type kind() :: sender | receiver | client | service | listener | publisher | subscriber.
 -type option() :: {capacity, pos_integer()} | {message_bytes_max, pos_integer()} | {memory_bytes_max, pos_integer()} |
                   {call_bytes_max, pos_integer()} | {senders_max, pos_integer()} | {clients_max, pos_integer()} |
                   {lanes, pos_integer()} | {create, boolean()} | {traced, boolean()} | {timeout, timeout()} |
+                  {history, pos_integer()} | {hold_max, non_neg_integer()} | {policy, gate | lag | latest} |
+                  {lag_after, pos_integer()} | {slack, pos_integer()} |
+                  {start_from, now | oldest | pos_integer()} | {durable, iodata()} | {mode, pos_integer()} |
                   active_option().
 -type active_option() :: {active, boolean() | once | integer()} | {messages, copy | hold} |
                          {traceparents, boolean()}.
@@ -58,12 +64,14 @@ open(Kind, Name) ->
     open(Kind, Name, []).
 
 %% @doc Opens an endpoint, and makes the calling process its owner. `Name' is a short name, `"unix:PATH"', or, for
-%% senders and receivers, `"path:DIR"'. The file README.md has a table of the options.
+%% senders, receivers, publishers and subscribers, `"path:DIR"'. The file README.md has a table of the options.
 %%
 %% A `receiver' accepts all senders of the name, and a `service' all clients; neither waits for one. A `sender' or
 %% `client' waits for a listener until the `timeout', in milliseconds. The default is 0: it fails immediately with
 %% `no_listener'. No thread waits: the process gets a message once the endpoint is open. If the process ends first,
-%% the open is cancelled. A `listener' is for receivers of one sender each: {@link accept/2}.
+%% the open is cancelled. A `subscriber' waits in the same way, for the publisher; in a directory for that, and for its
+%% durable name. A `publisher' of a directory waits while another one is alive. A `listener' is for receivers of one
+%% sender each: {@link accept/2}.
 %%
 %% An option that does not apply is an exception, `{bad_option, Option}'.
 -spec open(kind(), iodata(), [option()]) -> {ok, endpoint()} | {error, open_error()}.
@@ -75,15 +83,19 @@ open(Kind, Name, Options) ->
     PeersMax = lists:max([Get(lanes), Get(senders_max), Get(clients_max)]),
     Flag = fun(Key) -> case Get(Key) of true -> 1; _ -> 0 end end,
     Timeout = case Get(timeout) of infinity -> -1; Milliseconds -> Milliseconds end,
+    Policy = case Get(policy) of lag -> 1; latest -> 2; _ -> 0 end,
+    %% PELTON_OLDEST.
+    From = case Get(start_from) of oldest -> 16#ffffffffffffffff; now -> 0; Messages -> Messages end,
+    Durable = case proplists:get_value(durable, Options) of
+                  undefined -> undefined;
+                  Text -> iolist_to_binary([Text, 0])
+              end,
     Numbers = {Get(capacity), Get(message_bytes_max), Get(memory_bytes_max), Get(call_bytes_max), PeersMax,
-               Flag(create), Flag(traced), Timeout},
-    Ref = make_ref(),
-    Opened = case pelton_nif:endpoint_open(number(Kind), <<Bytes/binary, 0>>, Numbers, Ref) of
-                 pending -> receive {pelton, Ref, Result} -> Result end;
-                 Immediate -> Immediate
-             end,
+               Flag(create), Flag(traced), Get(history), Policy, Get(lag_after), Get(slack), From, Get(mode),
+               proplists:get_value(hold_max, Options, -1), Timeout, Durable},
+    Opened = open_until(Kind, <<Bytes/binary, 0>>, Numbers, deadline(proplists:get_value(timeout, Options, 0))),
     case Opened of
-        {ok, Endpoint} when Kind =:= receiver; Kind =:= service ->
+        {ok, Endpoint} when Kind =:= receiver; Kind =:= service; Kind =:= subscriber ->
             case set(Endpoint, Options ++ [{active, false}]) of
                 ok -> Opened;
                 %% The application was stopped at this moment.
@@ -92,18 +104,42 @@ open(Kind, Name, Options) ->
         _ -> Opened
     end.
 
+open_until(Kind, Name, Numbers, Deadline) ->
+    Ref = make_ref(),
+    case pelton_nif:endpoint_open(number(Kind), Name, Numbers, Ref) of
+        pending -> receive {pelton, Ref, Result} -> Result end;
+        %% No thread waits for the end of another publisher.
+        {error, {role_taken, _}} = Taken when Kind =:= publisher ->
+            case left(Deadline) of
+                0 -> Taken;
+                _ -> receive after 10 -> open_until(Kind, Name, Numbers, Deadline) end
+            end;
+        Immediate -> Immediate
+    end.
+
 number(sender) -> 0;
 number(receiver) -> 1;
 number(client) -> 2;
 number(service) -> 3;
-number(listener) -> 4.
+number(listener) -> 4;
+number(publisher) -> 5;
+number(subscriber) -> 6.
 
 is_option(Kind, IsPath, {Key, Value}) -> applies(Key, Kind, IsPath) andalso is_value(Key, Value);
 is_option(_, _, _) -> false.
 
 applies(capacity, _, _) -> true;
-applies(message_bytes_max, _, _) -> true;
-applies(memory_bytes_max, Kind, _) -> Kind =/= sender;
+applies(message_bytes_max, Kind, IsPath) -> Kind =/= subscriber orelse not IsPath;
+applies(memory_bytes_max, Kind, _) -> Kind =/= sender andalso Kind =/= publisher andalso Kind =/= subscriber;
+applies(history, Kind, _) -> Kind =:= publisher;
+applies(hold_max, Kind, IsPath) -> Kind =:= publisher andalso not IsPath;
+applies(durable, Kind, IsPath) -> Kind =:= subscriber andalso IsPath;
+applies(mode, Kind, IsPath) -> IsPath andalso (Kind =:= publisher orelse Kind =:= subscriber);
+applies(Key, Kind, _) when Key =:= policy; Key =:= lag_after; Key =:= slack; Key =:= start_from ->
+    Kind =:= subscriber;
+applies(timeout, subscriber, _) -> true;
+applies(timeout, publisher, IsPath) -> IsPath;
+applies(active, subscriber, _) -> true;
 applies(call_bytes_max, Kind, _) -> Kind =:= client orelse Kind =:= service;
 applies(senders_max, Kind, IsPath) -> Kind =:= receiver andalso not IsPath;
 applies(clients_max, Kind, _) -> Kind =:= service;
@@ -119,6 +155,10 @@ applies(_, _, _) -> false.
 is_value(timeout, Value) -> Value =:= infinity orelse (is_integer(Value) andalso Value >= 0);
 is_value(Key, Value) when Key =:= create; Key =:= traced; Key =:= traceparents -> is_boolean(Value);
 is_value(active, Value) -> is_boolean(Value) orelse Value =:= once orelse (is_integer(Value) andalso Value > 0);
+is_value(policy, Value) -> lists:member(Value, [gate, lag, latest]);
+is_value(start_from, Value) -> Value =:= now orelse Value =:= oldest orelse (is_integer(Value) andalso Value > 0);
+is_value(hold_max, Value) -> is_integer(Value) andalso Value >= 0;
+is_value(durable, Value) -> is_binary(Value) orelse is_list(Value);
 is_value(messages, Value) -> Value =:= copy orelse Value =:= hold;
 is_value(_, Value) -> is_integer(Value) andalso Value > 0.
 
@@ -168,7 +208,8 @@ close(Endpoint) ->
 send(Sender, Data) ->
     send(Sender, Data, infinity).
 
-%% @doc Sends a message. Waits for free space, until the timeout in milliseconds. After an error nothing was sent:
+%% @doc Sends a message of a sender, or of a publisher to all its subscribers. Waits for free space, until the timeout
+%% in milliseconds: of a publisher, while a subscriber that gates holds the lane full. After an error nothing was sent:
 %% `timeout'; `too_large'; `closed' or `peer_died': the receiver has gone; `in_operation': {@link pelton_file:send/5}
 %% or {@link wait_released/2} uses the sender. Instead of the timeout it takes a list: {@type send_option()}.
 -spec send(endpoint(), iodata(), timeout() | [send_option()]) -> ok | {error, reason()}.
@@ -209,7 +250,8 @@ is_send_option(_) -> false.
 wait_released(Sender) ->
     wait_released(Sender, infinity).
 
-%% @doc Waits until the receiver has released every message, until the timeout in milliseconds. Errors: `timeout';
+%% @doc Waits until the receiver, or each subscriber that gates, has released every message, until the timeout in
+%% milliseconds. Errors: `timeout';
 %% `closed' or `peer_died': the receiver has gone before that. It occupies a dirty I/O scheduler. Other processes
 %% that use the sender meanwhile get `in_operation'.
 -spec wait_released(endpoint(), timeout()) -> ok | {error, reason()}.
@@ -223,7 +265,8 @@ resume(Endpoint) ->
     resume(Endpoint, infinity).
 
 %% @doc After `peer_died' or `closed': waits for a successor of the peer, until the timeout in milliseconds. A sender
-%% passes everything that was not released on to the new receiver. A receiver continues with the new sender. Errors:
+%% passes everything that was not released on to the new receiver. A receiver continues with the new sender, and a
+%% subscriber with the new publisher, whose messages count from 1; in a directory they continue. Errors:
 %% `timeout'; `refused': the peer is alive, or the channel has no successors, as that of a receiver which {@link open/3}
 %% opened by name; `einval': the receiver is active. It can be tried again. It occupies a dirty I/O scheduler, as {@link
 %% wait_released/2}.
@@ -269,6 +312,70 @@ recv_until(Receiver, Deadline) ->
         busy -> erlang:yield(), recv_until(Receiver, Deadline);
         Result -> Result
     end.
+
+%% @equiv recv_delivery(Subscriber, infinity)
+-spec recv_delivery(endpoint()) -> {ok, binary(), pos_integer(), non_neg_integer()} | {error, reason()}.
+recv_delivery(Subscriber) ->
+    recv_delivery(Subscriber, infinity).
+
+%% @doc Receives the next message of a passive subscriber: `{ok, Bytes, Number, Missed}'. `Missed' is how many messages
+%% the subscriber has missed directly before it. Each publisher counts its messages from 1; in a directory it continues
+%% its predecessor's count. Waits for one, until the timeout in milliseconds. Errors: `timeout'; `einval': the
+%% subscriber is active; `closed' or `peer_died': the publisher has gone, and every message was received: {@link
+%% resume/2}; `in_operation'.
+-spec recv_delivery(endpoint(), timeout()) ->
+          {ok, binary(), pos_integer(), non_neg_integer()} | {error, reason()}.
+recv_delivery(Subscriber, Timeout) ->
+    recv_delivery_until(Subscriber, deadline(Timeout)).
+
+recv_delivery_until(Subscriber, Deadline) ->
+    Ref = make_ref(),
+    case pelton_nif:endpoint_receive_delivery(Subscriber, Ref) of
+        pending ->
+            receive {pelton, Ref, ready} -> recv_delivery_until(Subscriber, Deadline)
+            after left(Deadline) -> cancel(Subscriber, Ref), {error, timeout}
+            end;
+        busy -> erlang:yield(), recv_delivery_until(Subscriber, Deadline);
+        Result -> Result
+    end.
+
+%% @equiv wait_subscribers(Publisher, Count, infinity)
+-spec wait_subscribers(endpoint(), non_neg_integer()) -> ok | {error, reason()}.
+wait_subscribers(Publisher, Count) ->
+    wait_subscribers(Publisher, Count, infinity).
+
+%% @doc Waits until the publisher has that many subscribers, until the timeout in milliseconds. Durable ones that no
+%% process uses count. Errors: `timeout'; `in_operation'.
+-spec wait_subscribers(endpoint(), non_neg_integer(), timeout()) -> ok | {error, reason()}.
+wait_subscribers(Publisher, Count, Timeout) ->
+    wait_subscribers_until(Publisher, Count, deadline(Timeout)).
+
+wait_subscribers_until(Publisher, Count, Deadline) ->
+    Ref = make_ref(),
+    case pelton_nif:endpoint_wait_subscribers(Publisher, Count, Ref) of
+        pending ->
+            receive {pelton, Ref, ready} -> wait_subscribers_until(Publisher, Count, Deadline)
+            after left(Deadline) -> cancel(Publisher, Ref), {error, timeout}
+            end;
+        busy -> erlang:yield(), wait_subscribers_until(Publisher, Count, Deadline);
+        Result -> Result
+    end.
+
+%% @doc Returns the subscribers that have joined, and how far each is behind: maps with the fields of
+%% `pelton_subscriber_state' in `pelton.h'. `policy' is an atom, `lags' a boolean, `durable' a binary or `undefined'. A
+%% durable one that no process uses has the `pid' 0. Does not wait.
+-spec subscribers(endpoint()) -> [#{atom() => term()}] | {error, reason()}.
+subscribers(Publisher) ->
+    case pelton_nif:endpoint_subscribers(Publisher) of
+        busy -> erlang:yield(), subscribers(Publisher);
+        Result -> Result
+    end.
+
+%% @doc Removes the durable subscription of a directory, `"path:DIR"', which no process uses: it holds the publisher up
+%% no more. Does not wait. Errors: `refused': there is none of the name; `role_taken': a process uses it; `no_channel'.
+-spec remove_subscription(iodata(), iodata()) -> ok | {error, open_error()}.
+remove_subscription(Name, Durable) ->
+    pelton_nif:subscription_remove(iolist_to_binary([Name, 0]), iolist_to_binary([Durable, 0])).
 
 %% @doc Sets how messages are delivered. As in `inet:setopts/2', an integer is added to the number of messages that
 %% are still to be sent to the owner; once that is 0 or less, the endpoint is passive, and `{pelton_passive,

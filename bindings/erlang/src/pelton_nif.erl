@@ -10,7 +10,8 @@
          endpoint_call_large/4, endpoint_stream/4, endpoint_stream_large/4, endpoint_cast/2, endpoint_cast_large/2,
          endpoint_cancel/2, endpoint_drain/1, endpoint_info/1,
          responder_reply/3, responder_reply_large/3, responder_part/2, responder_part_large/2, responder_end/1,
-         responder_is_cancelled/1, responder_traceparent/1, code_text/1, set_log/1]).
+         responder_is_cancelled/1, responder_traceparent/1, endpoint_receive_delivery/2, endpoint_wait_subscribers/3,
+         endpoint_subscribers/1, subscription_remove/2, code_text/1, set_log/1]).
 -export_type([file/0, path/0, buffers/0, result/1, endpoint/0, responder/0, numbers/0]).
 -on_load(load/0).
 
@@ -23,8 +24,10 @@
 -type numbers() :: {Capacity :: non_neg_integer(), MessageBytesMax :: non_neg_integer(), MemoryBytesMax ::
                     non_neg_integer(),
                     CallBytesMax :: non_neg_integer(), PeersMax :: non_neg_integer(), Create :: 0..1,
-                    Traced :: 0..1, TimeoutMs :: integer()}.
-%% Ends with 0.
+                    Traced :: 0..1, History :: non_neg_integer(), Policy :: 0..2, LagAfterMs :: non_neg_integer(),
+                    Slack :: non_neg_integer(), StartFrom :: non_neg_integer(), Mode :: non_neg_integer(),
+                    HoldMaxMs :: integer(), TimeoutMs :: integer(), Durable :: binary() | undefined}.
+%% Durable, and a traceparent, end with 0.
 -type traceparent() :: binary() | undefined.
 -type result(Result) :: Result | pending | busy | {error, file:posix() | badarg}.
 -type endpoint_result(Result) :: Result | busy | {error, atom()}.
@@ -113,7 +116,7 @@ buffer_flush(_File, _Ref) -> not_loaded().
 -spec buffer_read(file(), non_neg_integer() | line, reference()) -> result({ok, binary()} | eof | ok | flush).
 buffer_read(_File, _Size, _Ref) -> not_loaded().
 
--spec endpoint_open(0..4, binary(), numbers(), reference()) -> pending | {ok, endpoint()} | {error, {atom(), binary()}}.
+-spec endpoint_open(0..6, binary(), numbers(), reference()) -> pending | {ok, endpoint()} | {error, {atom(), binary()}}.
 endpoint_open(_Kind, _Name, _Numbers, _Ref) -> not_loaded().
 
 -spec endpoint_close(endpoint()) -> endpoint_result(ok).
@@ -195,6 +198,19 @@ responder_reply(_Responder, _Code, _Data) -> not_loaded().
 
 -spec responder_reply_large(responder(), undefined | non_neg_integer(), iodata()) -> endpoint_result(ok).
 responder_reply_large(_Responder, _Code, _Data) -> not_loaded().
+
+-spec endpoint_receive_delivery(endpoint(), reference()) ->
+          endpoint_result({ok, binary(), pos_integer(), non_neg_integer()} | pending).
+endpoint_receive_delivery(_Subscriber, _Ref) -> not_loaded().
+
+-spec endpoint_wait_subscribers(endpoint(), non_neg_integer(), reference()) -> endpoint_result(ok | pending).
+endpoint_wait_subscribers(_Publisher, _Count, _Ref) -> not_loaded().
+
+-spec endpoint_subscribers(endpoint()) -> endpoint_result([#{atom() => term()}]).
+endpoint_subscribers(_Publisher) -> not_loaded().
+
+-spec subscription_remove(binary(), binary()) -> ok | {error, {atom(), binary()}}.
+subscription_remove(_Name, _Durable) -> not_loaded().
 
 -spec code_text(atom()) -> binary() | undefined.
 code_text(_Atom) -> not_loaded().
