@@ -7,7 +7,7 @@
  *
  * Opening is the same: the notifier thread watches the opening's descriptor, and sends {ok, Endpoint} to the waiter.
  *
- * The notifier thread always watches a publisher, and admits its subscribers.
+ * The notifier thread watches a publisher all the time, and admits its subscribers.
  *
  *   [watch]   The kernel reports an armed descriptor once. While is_watched, that is still to come, or the notifier
  *             thread is about to handle it, with all waiters that are there by then. So watching again needs no
@@ -127,6 +127,14 @@ struct waiter *endpoint_add_waiter(ErlNifEnv *env, struct endpoint *endpoint, ER
         atomic_store(&endpoint->has_dead, true);
         endpoint_recheck(endpoint);
     }
+    return waiter;
+}
+
+bool endpoint_waits_for_space(const struct endpoint *endpoint)
+{
+    const struct waiter *waiter = endpoint->waiters;
+    while (waiter && waiter->for_subscribers)
+        waiter = waiter->next;
     return waiter;
 }
 
@@ -662,6 +670,23 @@ static void continue_opening(struct endpoint *endpoint)
         enif_mutex_unlock(endpoint->lock);
 }
 
+/* Admits subscribers. To arm does that too, and continues the wait of those that wait for space, which any other
+ * function would end. */
+static void publisher_ready(struct endpoint *endpoint)
+{
+    pelton_publisher *publisher = endpoint->handle.publisher;
+    int code = endpoint_waits_for_space(endpoint) ? pelton_publisher_arm(publisher, endpoint->wanted)
+                                                  : pelton_publisher_wait_subscribers(publisher, 0, PELTON_NO_WAIT);
+    for (struct waiter *waiter = endpoint->waiters, *next; waiter; waiter = next) {
+        next = waiter->next;
+        if (waiter->for_subscribers || code != PELTON_OK)
+            send_result(NULL, endpoint, waiter, atom_ready);
+    }
+    /* After an error, as without free descriptors, the next use of the publisher watches it again. */
+    if (code >= 0)
+        endpoint_watch(endpoint, PELTON_OK);
+}
+
 void endpoint_ready(struct endpoint *endpoint)
 {
     enif_mutex_lock(endpoint->lock);
@@ -686,12 +711,7 @@ void endpoint_ready(struct endpoint *endpoint)
         switch (endpoint->kind) {
         case SENDER:
         case LISTENER: send_ready(endpoint); break;
-        case PUBLISHER:
-            send_ready(endpoint);
-            /* After an error, as without free descriptors, the next use of the publisher watches it again. */
-            if (pelton_publisher_wait_subscribers(endpoint->handle.publisher, 0, PELTON_NO_WAIT) == PELTON_OK)
-                endpoint_watch(endpoint, PELTON_OK);
-            break;
+        case PUBLISHER: publisher_ready(endpoint); break;
         case RECEIVER:
         case SUBSCRIBER:
         case SERVICE:

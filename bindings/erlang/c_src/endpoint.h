@@ -19,6 +19,7 @@ struct waiter {
     ErlNifMonitor monitor;
     bool has_monitor;
     bool is_stream;     /* each part of its reply is sent */
+    bool for_subscribers; /* of a publisher: it waits for them, and not for space */
     ErlNifEnv *env;
     ERL_NIF_TERM ref;
     uint64_t call;      /* 0: it does not wait for a call */
@@ -61,6 +62,7 @@ struct endpoint {
     atomic_bool is_in_operation; /* on a file, or one that waits on a dirty scheduler */
     bool has_completion;        /* of a client: taken, not released; the notifier thread sends it first */
     pelton_completion completion;
+    size_t wanted;              /* of a publisher: the smallest message that waits for space */
     bool has_delivery;          /* of a subscriber: received, not released: a dirty scheduler copies it */
     pelton_delivery delivery;
     atomic_bool has_dead;       /* the owner or a waiter has ended */
@@ -126,6 +128,8 @@ void endpoint_arm_client(struct endpoint *endpoint);
 
 /* The calling process waits. */
 struct waiter *endpoint_add_waiter(ErlNifEnv *env, struct endpoint *endpoint, ERL_NIF_TERM ref, uint64_t call);
+/* Whether a process waits for a publisher's space. */
+bool endpoint_waits_for_space(const struct endpoint *endpoint);
 /* Removes the waiter at *at; then *at is the next one. */
 void endpoint_remove_waiter(ErlNifEnv *env, struct endpoint *endpoint, struct waiter **at);
 

@@ -388,6 +388,8 @@ NIF(endpoint_send)
             continue;
         if (!endpoint_watch(endpoint, code))
             return endpoint_leave_to_waiters(endpoint, error_of_code(env, code));
+        if (!endpoint_waits_for_space(endpoint) || data.size < endpoint->wanted)
+            endpoint->wanted = data.size;
         endpoint_add_waiter(env, endpoint, argv[3], 0);
         return endpoint_leave(endpoint, atom_pending);
     }
@@ -592,13 +594,14 @@ NIF(endpoint_wait_subscribers)
         return result;
     if (atomic_load(&endpoint->is_in_operation))
         return endpoint_leave(endpoint, error_of(env, atom_in_operation));
-    int code = pelton_publisher_wait_subscribers(endpoint->handle.publisher, count, PELTON_NO_WAIT);
+    /* The notifier thread admits them: here it would end a wait for space. */
+    pelton_publisher_info info = {.struct_bytes = sizeof info};
+    int code = pelton_publisher_get_info(endpoint->handle.publisher, &info);
+    if (code || info.subscribers >= count)
+        return endpoint_leave(endpoint, code ? error_of_code(env, code) : atom_ok);
     endpoint_watch(endpoint, PELTON_OK);
-    if (code == PELTON_AGAIN) {
-        endpoint_add_waiter(env, endpoint, argv[2], 0);
-        return endpoint_leave(endpoint, atom_pending);
-    }
-    return endpoint_leave_to_waiters(endpoint, code ? error_of_code(env, code) : atom_ok);
+    endpoint_add_waiter(env, endpoint, argv[2], 0)->for_subscribers = true;
+    return endpoint_leave(endpoint, atom_pending);
 }
 
 static const char *const policies[] = {"gate", "lag", "latest"};
