@@ -418,7 +418,8 @@ impl SubscriberOptions {
 
     /// In a directory, where the limit of the lane is that of the memory.
     pub fn build_in_directory<M>(&self) -> Answer<pelton::Options<M>> {
-        Ok(set(self.capacity, self.build(&OPENED_SUBSCRIBER)?, pelton::Options::memory).cast())
+        let options: pelton::Options = self.build(&OPENED_SUBSCRIBER)?;
+        Ok(set(self.capacity, options, pelton::Options::memory).cast())
     }
 }
 
