@@ -93,9 +93,9 @@ func receiveAll(ctx context.Context, subscriber *Subscriber, count int, wanted e
 }
 
 func TestGoPublishesToGoAndRust(t *testing.T) {
-	const count = 3000
+	const count = 1000
 	name, ctx := place(t), soon(t)
-	publisher := must(Publish(name, &Options{Capacity: 1 << 18}))
+	publisher := must(Publish(name, &Options{Capacity: 1 << 20}))
 	defer publisher.Close()
 	gates := []*process{tool(t, "sub", "--frame", "len32", name),
 		tool(t, "sub", "--lag-after", "60", "--frame", "len32", name)}
@@ -128,10 +128,10 @@ func TestGoPublishesToGoAndRust(t *testing.T) {
 }
 
 func TestRustPublishesToGo(t *testing.T) {
-	const count = 3000
+	const count = 1000
 	name, ctx := place(t), soon(t)
 	options := []*Options{{}, {LagAfter: time.Minute}, {Policy: Lag}, {Policy: Lag, Slack: 1 << 17}, {Policy: Latest}}
-	publishes := tool(t, "pub", "--frame", "len32", "--capacity", "256K", "--subscribers", fmt.Sprint(len(options)), name)
+	publishes := tool(t, "pub", "--frame", "len32", "--capacity", "1M", "--subscribers", fmt.Sprint(len(options)), name)
 	failed := make(chan error, len(options))
 	for _, o := range options {
 		o.Await = true
@@ -139,6 +139,10 @@ func TestRustPublishesToGo(t *testing.T) {
 		defer subscriber.Close()
 		go func() {
 			err := receiveAll(ctx, subscriber, count, ErrClosed)
+			if err != nil {
+				// Otherwise it would hold the publisher up.
+				subscriber.Close()
+			}
 			if missed := subscriber.Missed(); o.Policy == Gate && missed != 0 {
 				err = errors.Join(err, fmt.Errorf("%d missed", missed))
 			}
@@ -263,15 +267,19 @@ func TestAKilledSubscriberHoldsNothingUpAndAStoppedOneDoes(t *testing.T) {
 }
 
 func TestARustPublisherContinuesAfterKilledGoSubscribers(t *testing.T) {
-	const count = 2000
+	const count = 1000
 	name, ctx := place(t), soon(t)
-	publishes := tool(t, "pub", "--frame", "len32", "--capacity", "256K", "--subscribers", "3", name)
+	publishes := tool(t, "pub", "--frame", "len32", "--capacity", "1M", "--subscribers", "3", name)
 	survivor := must(ConnectSubscriber(ctx, name, &Options{Await: true}))
 	defer survivor.Close()
 	killed := []*process{child(t, "subscribe", name, "gate", 100, "stay"), child(t, "subscribe", name, "lag", 1, "stay")}
 	failed := make(chan error)
 	go func() { failed <- errors.Join(writeFrames(publishes.input, count), publishes.input.Close()) }()
-	go func() { failed <- receiveAll(ctx, survivor, count, ErrClosed) }()
+	go func() {
+		err := receiveAll(ctx, survivor, count, ErrClosed)
+		survivor.Close()
+		failed <- err
+	}()
 	for i, process := range killed {
 		process.says("connected")
 		process.says(fmt.Sprint("done ", []int{100, 1}[i]))

@@ -36,7 +36,7 @@ func TestEachSubscriberReceivesEachMessageInOrder(t *testing.T) {
 	ctx := soon(t)
 	publisher := newTestPublisher(t, &Options{Capacity: 1 << 16})
 	gate, until, far := &Options{}, &Options{LagAfter: time.Hour}, &Options{Wait: Spin}
-	const count = 20_000
+	const count = 5_000
 	failed := make(chan error)
 	for _, subscriber := range subscribers(t, publisher, gate, gate, until, far) {
 		go func() {
