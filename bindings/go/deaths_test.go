@@ -584,6 +584,17 @@ func TestNothingIsLeftOfChannelsThatEnded(t *testing.T) {
 		sender = must(ConnectSender(ctx, name, nil))
 		gathers.Close()
 		sender.Close()
+		publisher := must(Publish(name, nil))
+		for _, subscriber := range []*Subscriber{must(ConnectSubscriber(ctx, name, nil)), must(publisher.NewSubscriber(nil))} {
+			if err := publisher.Send(ctx, []byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			must(subscriber.Receive(ctx))
+			// Otherwise its memory stays as long as the program may read the message.
+			_ = subscriber.Release()
+			subscriber.Close()
+		}
+		publisher.Close()
 	}
 	round()
 	files, mappings := count()

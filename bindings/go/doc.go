@@ -4,7 +4,7 @@
 //
 // It is pure Go, without cgo. No thread waits in the kernel, except one for each service, for a disk or a file's lock
 // when a path channel is opened or synced, and for record files. It implements spec/layout.md, spec/protocol.md,
-// spec/call.md and spec/record-file.md.
+// spec/broadcast.md without directories, spec/call.md and spec/record-file.md.
 //
 //	// One process:
 //	listener, err := pelton.Listen("events", nil)
@@ -25,6 +25,21 @@
 // A path channel is a directory, on tmpfs or disk, and outlives both sides: [CreateSender] and [CreateReceiver] create
 // or open it. Either side may come first, die, and start again; what was committed and not released stays. The end of
 // the other side is reported once, and then the handle continues: the next one may come at any time.
+//
+// # Broadcasts
+//
+// A [Publisher] sends each message to up to 64 [Subscriber]s, which join and leave at any time. The message is in
+// memory once, however many read it:
+//
+//	publisher, err := pelton.Publish("prices", nil)
+//	err = publisher.Send(ctx, []byte("price 1"))
+//
+//	subscriber, err := pelton.ConnectSubscriber(ctx, "prices", &pelton.Options{Policy: pelton.Lag})
+//	for delivery, err := range subscriber.Messages(ctx) {
+//		fmt.Println(len(delivery.Bytes), delivery.Missed)
+//	}
+//
+// Each subscriber chooses what happens when it falls behind: see [Policy].
 //
 // # Calls
 //
@@ -76,10 +91,10 @@
 //
 // # Goroutines
 //
-// One goroutine at a time uses a [Sender] or a [Receiver]. Another gets [ErrConcurrentUse] meanwhile, without an
-// effect. Any may call Close and [Message.Release] at any time. To send from many goroutines, give each a sender, and
-// receive by [Gather]. Any number of goroutines use a [Client] and a [Request]; one at a time awaits a [Call], and
-// one at a time takes requests from a [Service].
+// One goroutine at a time uses a [Sender], a [Receiver], a [Publisher] or a [Subscriber]. Another gets
+// [ErrConcurrentUse] meanwhile, without an effect. Any may call Close and [Message.Release] at any time. To send from
+// many goroutines, give each a sender, and receive by [Gather]. Any number of goroutines use a [Client] and a
+// [Request]; one at a time awaits a [Call], and one at a time takes requests from a [Service].
 //
 // # Units
 //
@@ -99,6 +114,6 @@
 //
 // # Not included
 //
-// File operations, flushing to a function, and inspecting, repairing and removing a path channel: the command pelton
-// has info, recover and rm.
+// Broadcasts in a directory, file operations, flushing to a function, and inspecting, repairing and removing a path
+// channel: the command pelton has info, recover and rm.
 package pelton

@@ -694,3 +694,83 @@ func ExampleReceiver_Resume() {
 	// of sender 0
 	// of sender 1
 }
+
+func ExamplePublish() {
+	prices, remove := name()
+	defer remove()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	done := make(chan bool)
+
+	go func() { // commonly another process
+		defer close(done)
+		options := &pelton.Options{Policy: pelton.Lag, StartFrom: pelton.FromOldest, Await: true}
+		subscriber, err := pelton.ConnectSubscriber(ctx, prices, options)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer subscriber.Close()
+		for delivery, err := range subscriber.Messages(ctx) { // until the publisher closes
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Printf("%s, %d missed\n", delivery.Bytes, delivery.Missed)
+		}
+	}()
+
+	// It keeps the last 100 messages for subscribers that come later.
+	publisher, err := pelton.Publish(prices, &pelton.Options{History: 100})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := publisher.WaitSubscribers(ctx, 1); err != nil {
+		log.Fatal(err)
+	}
+	for price := 1; price <= 3; price++ {
+		if err := publisher.Send(ctx, fmt.Appendf(nil, "price %d", price)); err != nil {
+			log.Fatal(err)
+		}
+	}
+	publisher.Close()
+	<-done
+	// Output:
+	// price 1, 0 missed
+	// price 2, 0 missed
+	// price 3, 0 missed
+}
+
+// A channel of Go gives each value to one goroutine. A broadcast gives each message to all.
+func ExampleNewPublisher() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	publisher, err := pelton.NewPublisher(&pelton.Options{Capacity: 1 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	var done sync.WaitGroup
+	var lengths [3]int
+	for i := range lengths {
+		subscriber, err := publisher.NewSubscriber(nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		done.Go(func() {
+			defer subscriber.Close()
+			for delivery, err := range subscriber.Messages(ctx) {
+				if err != nil {
+					log.Fatal(err)
+				}
+				lengths[i] += len(delivery.Bytes)
+			}
+		})
+	}
+	for n := range 101 {
+		if err := publisher.Send(ctx, make([]byte, n)); err != nil {
+			log.Fatal(err)
+		}
+	}
+	publisher.Close()
+	done.Wait()
+	fmt.Println(lengths)
+	// Output: [5050 5050 5050]
+}

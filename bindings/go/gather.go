@@ -15,10 +15,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// registry has the senders of a receiver of many, or the clients of a service. A goroutine accepts, each handshake
-// has one of its own, and the receiver takes the new lanes in its calls.
-type registry struct {
+// acceptor accepts peers, in a goroutine. The handshake of each has a goroutine of its own.
+type acceptor struct {
 	listener *Listener
+	mutex    sync.Mutex
+	// Handshakes that open descriptors.
+	opening    int
+	handshakes []context.CancelFunc
+	done       sync.WaitGroup
+}
+
+// registry has the senders of a receiver of many, or the clients of a service. The receiver takes the new lanes in its
+// calls.
+type registry struct {
+	acceptor
+	receiver *Receiver
 	most     int
 	// Set for a service, whose peers are clients.
 	service *Service
@@ -26,16 +37,11 @@ type registry struct {
 	budget *limits.Budget
 	// Whether a lane has arrived.
 	hasArrived atomic.Bool
-	mutex      sync.Mutex
 	arrived    []*inLane
 	// Senders that are present, or about to be.
-	present int
-	number  uint32
-	// Handshakes that open descriptors.
-	opening    int
-	handshakes []context.CancelFunc
-	isClosed   bool
-	done       sync.WaitGroup
+	present  int
+	number   uint32
+	isClosed bool
 }
 
 // handshakesMax limits concurrent handshakes. For one more the oldest is dropped: an honest peer has finished before.
@@ -87,7 +93,7 @@ func gather(name string, o Options, settings limits.Settings, service *Service) 
 		return nil, err
 	}
 	r := newReceiver(kernel.Membarrier(), page, ownDoorbell, o)
-	r.registry = &registry{listener: listener, most: most, service: service, budget: limits.NewBudget(o.Memory)}
+	r.registry = &registry{receiver: r, most: most, service: service, budget: limits.NewBudget(o.Memory)}
 	if service != nil && o.Memory > 0 {
 		// One budget for the lanes and for what it keeps.
 		r.registry.budget = service.memory
@@ -95,71 +101,69 @@ func gather(name string, o Options, settings limits.Settings, service *Service) 
 	if service != nil {
 		service.receiver = r
 	}
-	listener.hasRoom = r.registry.hasDescriptors
-	r.registry.done.Add(1)
-	go r.registry.run(r)
+	r.registry.run(listener, r.registry.addPeer)
 	return r, nil
 }
 
-func (g *registry) run(r *Receiver) {
-	defer g.done.Done()
-	never := func() bool { return false }
-	for g.listener.closed.Err() == nil {
-		fd, err := g.listener.next(context.Background(), never, never)
-		if err != nil {
-			// An error of the system: peers wait where they are.
-			select {
-			case <-g.listener.closed.Done():
-			case <-time.After(shortageRetry):
+// run begins to accept the listener's peers. accept performs a handshake; the peer has sent its first packet.
+func (a *acceptor) run(listener *Listener, accept func(*handshake.Handshake) error) {
+	a.listener = listener
+	listener.hasRoom = a.hasDescriptors
+	a.done.Go(func() {
+		never := func() bool { return false }
+		for listener.closed.Err() == nil {
+			fd, err := listener.next(context.Background(), never, never)
+			if err != nil {
+				// An error of the system: peers wait where they are.
+				select {
+				case <-listener.closed.Done():
+				case <-time.After(shortageRetry):
+				}
+				continue
 			}
-			continue
+			// A peer that is refused takes no place among the handshakes.
+			if s, err := handshake.New(context.Background(), fd, listener.settings); err == nil {
+				// In this goroutine, so that the oldest of them is the one that came first.
+				ctx, cancel := context.WithCancel(context.Background())
+				a.addHandshake(cancel)
+				a.done.Go(func() {
+					defer cancel()
+					_ = listener.shake(ctx, s, func(s *handshake.Handshake, _ bool) error {
+						// Before anything is created for it.
+						err := s.Socket.Until(s.Ctx, func() bool { return kernel.IsReady(s.Socket.FD, unix.POLLIN) })
+						if err != nil {
+							return err
+						}
+						return accept(s)
+					})
+				})
+			}
 		}
-		// A peer that is refused takes no place among the handshakes.
-		if s, err := handshake.New(context.Background(), fd, g.listener.settings); err == nil {
-			// In this goroutine, so that the oldest of them is the one that came first.
-			ctx, cancel := context.WithCancel(context.Background())
-			g.addHandshake(cancel)
-			g.done.Add(1)
-			go g.handshake(ctx, cancel, r, s)
-		}
-	}
+	})
 }
 
 // addHandshake adds a handshake, and drops the oldest if there are too many.
-func (g *registry) addHandshake(cancel context.CancelFunc) {
-	g.mutex.Lock()
-	defer g.mutex.Unlock()
-	if len(g.handshakes) == handshakesMax {
-		g.handshakes[0]()
-		g.handshakes = g.handshakes[1:]
+func (a *acceptor) addHandshake(cancel context.CancelFunc) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	if len(a.handshakes) == handshakesMax {
+		a.handshakes[0]()
+		a.handshakes = a.handshakes[1:]
 	}
-	g.handshakes = append(g.handshakes, cancel)
+	a.handshakes = append(a.handshakes, cancel)
 }
 
-func (g *registry) handshake(ctx context.Context, cancel context.CancelFunc, r *Receiver, s *handshake.Handshake) {
-	defer g.done.Done()
-	defer cancel()
+// addPeer performs the handshake of one more sender, or client.
+func (g *registry) addPeer(s *handshake.Handshake) error {
+	if !g.addSender() {
+		return s.Refuse("the receiver has %d senders, as many as its options take: close one, or raise SendersMax there",
+			g.most)
+	}
 	var in *inLane
-	err := g.listener.shake(ctx, s, func(s *handshake.Handshake, listens bool) (err error) {
-		// Before anything is created for it.
-		if err := s.Socket.Until(s.Ctx, func() bool { return kernel.IsReady(s.Socket.FD, unix.POLLIN) }); err != nil {
-			return err
-		}
-		if !g.addSender() {
-			return s.Refuse("the receiver has %d senders, as many as its options take: close one, or raise SendersMax there", g.most)
-		}
-		err = g.beginOpening(s)
-		if err == nil {
-			in, err = g.accept(r, s)
-			g.endOpening()
-		}
-		if err != nil {
-			g.removeSender()
-		}
-		return err
-	})
+	err := g.opens(s, func() (err error) { in, err = g.newLane(s); return err })
 	if err != nil {
-		return
+		g.removeSender()
+		return err
 	}
 	g.mutex.Lock()
 	g.number++
@@ -167,7 +171,8 @@ func (g *registry) handshake(ctx context.Context, cancel context.CancelFunc, r *
 	g.arrived = append(g.arrived, in)
 	g.hasArrived.Store(true)
 	g.mutex.Unlock()
-	r.doorbell.Wake()
+	g.receiver.doorbell.Wake()
+	return nil
 }
 
 func (g *registry) addSender() bool {
@@ -181,24 +186,24 @@ func (g *registry) addSender() bool {
 }
 
 // hasDescriptors reports whether one more handshake leaves the program its own descriptors.
-func (g *registry) hasDescriptors() bool {
-	g.mutex.Lock()
-	defer g.mutex.Unlock()
-	return g.listener.bound.Reserve.LeavesEnough(g.opening + 1)
+func (a *acceptor) hasDescriptors() bool {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	return a.listener.bound.Reserve.LeavesEnough(a.opening + 1)
 }
 
-// beginOpening counts a handshake that is about to open descriptors. If that might leave the program too few, it
-// waits for shortageMax at most, and then refuses the peer.
-func (g *registry) beginOpening(s *handshake.Handshake) error {
+// opens counts a handshake while it opens descriptors. If that might leave the program too few, it waits for
+// shortageMax at most, and then refuses the peer.
+func (a *acceptor) opens(s *handshake.Handshake, do func() error) error {
 	for until := time.Now().Add(shortageMax); ; {
-		g.mutex.Lock()
-		hasRoom := g.listener.bound.Reserve.LeavesEnough(g.opening + 1)
+		a.mutex.Lock()
+		hasRoom := a.listener.bound.Reserve.LeavesEnough(a.opening + 1)
 		if hasRoom {
-			g.opening++
+			a.opening++
 		}
-		g.mutex.Unlock()
+		a.mutex.Unlock()
 		if hasRoom {
-			return nil
+			break
 		}
 		if time.Now().After(until) {
 			return s.Refuse("%s", kernel.ShortageText())
@@ -209,12 +214,12 @@ func (g *registry) beginOpening(s *handshake.Handshake) error {
 		case <-time.After(shortageRetry):
 		}
 	}
-}
-
-func (g *registry) endOpening() {
-	g.mutex.Lock()
-	defer g.mutex.Unlock()
-	g.opening--
+	defer func() {
+		a.mutex.Lock()
+		defer a.mutex.Unlock()
+		a.opening--
+	}()
+	return do()
 }
 
 func (g *registry) removeSender() {
@@ -223,7 +228,8 @@ func (g *registry) removeSender() {
 	g.present--
 }
 
-func (g *registry) accept(r *Receiver, s *handshake.Handshake) (*inLane, error) {
+func (g *registry) newLane(s *handshake.Handshake) (*inLane, error) {
+	r := g.receiver
 	to := &handshake.ReceivingSide{Page: r.page, Doorbell: r.doorbell, IsShared: true, Budget: g.budget}
 	var in *inLane
 	var err error

@@ -130,6 +130,18 @@ func runSide(arguments []string) error {
 		if end == "close" {
 			return client.Close()
 		}
+	case "publish":
+		// "publish NAME SUBSCRIBERS COUNT END": see publishSide.
+		if _, err := fmt.Sscan(strings.Join(arguments[2:4], " "), &size, &count); err != nil {
+			return err
+		}
+		return publishSide(ctx, arguments[1], size, count, end)
+	case "subscribe":
+		// "subscribe NAME POLICY COUNT END": see subscribeSide.
+		if _, err := fmt.Sscan(arguments[3], &count); err != nil {
+			return err
+		}
+		return subscribeSide(ctx, arguments[1], arguments[2], count, end)
 	case "serve-run":
 		return serveUntilTerminated(ctx, arguments[1])
 	case "short":

@@ -3,6 +3,7 @@ package pelton
 import (
 	"fmt"
 	"log"
+	"time"
 
 	"github.com/pelton-ipc/pelton/bindings/go/internal/directory"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
@@ -24,7 +25,30 @@ const (
 	Spin
 )
 
-// Options configure a channel or a link of calls. nil and the zero value have the defaults.
+// Policy is what a publisher does when a subscriber falls behind. The subscriber chooses it.
+type Policy int
+
+const (
+	// Gate: the publisher waits for this subscriber once the lane is full. It misses nothing.
+	Gate Policy = iota
+	// Lag: the publisher never waits for it, and overwrites what is older than its slack. It learns how many messages it
+	// missed.
+	Lag
+	// Latest: it receives the newest message only. Those that it skips count as missed.
+	Latest
+)
+
+// StartFrom is the first message of a subscriber: FromNow, FromOldest, or, above 0, the last so many messages.
+type StartFrom int
+
+const (
+	// FromNow: the next message.
+	FromNow StartFrom = 0
+	// FromOldest: the oldest message that the lane still has.
+	FromOldest StartFrom = -1
+)
+
+// Options configure a channel, a link of calls or a broadcast. nil and the zero value have the defaults.
 //
 // A sender makes its lane. Each side limits the capacity and the messages, and the lesser limit applies. For a path
 // channel its creator decides both. Each side decides how it waits.
@@ -93,6 +117,24 @@ type Options struct {
 	// Handlers is the largest number of requests that [Service.Serve] handles at a time, each in a goroutine. 0:
 	// 1024. With 1, the goroutine that serves handles them one after the other.
 	Handlers int
+	// Policy is what a publisher does when this subscriber falls behind.
+	Policy Policy
+	// LagAfter limits how long a subscriber with Gate may hold the publisher up at one message, also if it receives some
+	// meanwhile. Then it lags until it has caught up: it may miss messages, and learns how many. 0: no limit.
+	LagAfter time.Duration
+	// Slack is how many bytes of messages a subscriber that lags may be behind before the publisher passes it, at most
+	// half the publisher's capacity. The newest message, if it has at most half the capacity, counts whatever its size.
+	// The publisher keeps them only while no message needs their space. 0: 256 KiB.
+	Slack int
+	// StartFrom is the first message of a subscriber. See History for earlier ones.
+	StartFrom StartFrom
+	// History is how many messages a publisher keeps for subscribers that join later, as far as they fit into half its
+	// capacity and no message needs the space. Without it, a subscriber that begins with earlier messages finds those
+	// that happen not to be overwritten yet.
+	History int
+	// HoldMax is how long one subscriber may hold a publisher up at one message. One that could do so for longer is
+	// refused: with a limit, Gate needs a LagAfter of at most that. 0: no limit. Below 0: each subscriber must lag.
+	HoldMax time.Duration
 	// OnLeak is called for a message that was neither released nor is referenced any more, some time later, by a
 	// goroutine of its own. Its space becomes free. nil: it is logged.
 	OnLeak func(seq uint32)
@@ -202,6 +244,46 @@ func (o *Options) forBoth(lanes int) (limits.Settings, error) {
 	both, err := o.forReceiver(lanes)
 	both.Makes, both.MessageBytes, both.Traced = made.Makes, made.MessageBytes, made.Traced
 	return both, err
+}
+
+// forPublisher returns the settings of a publisher.
+func (o *Options) forPublisher() (limits.Settings, error) {
+	if o.History < 0 {
+		return limits.Settings{}, fail.New(ErrOption, "History is %d, wanted 0 or more messages", o.History)
+	}
+	return o.forSender()
+}
+
+// forSubscriber returns the settings of a subscriber, its policy and where it begins.
+func (o *Options) forSubscriber() (s limits.Settings, policy lane.Policy, from lane.From, err error) {
+	policy = lane.Policy{Kind: lane.Gate, Slack: uint64(o.Slack)}
+	if o.Slack == 0 {
+		policy.Slack = lane.SlackDefault
+	}
+	switch {
+	case o.Policy < Gate || o.Policy > Latest:
+		err = fail.New(ErrOption, "Policy is %d, wanted Gate, Lag or Latest", o.Policy)
+	case o.Slack < 0 || o.LagAfter < 0:
+		err = fail.New(ErrOption, "Slack is %d and LagAfter %v, wanted 0 or more", o.Slack, o.LagAfter)
+	case o.StartFrom < FromOldest:
+		err = fail.New(ErrOption, "StartFrom is %d, wanted FromNow, FromOldest or a number of messages", o.StartFrom)
+	case o.Policy == Lag:
+		policy.Kind = lane.Lag
+	case o.Policy == Latest:
+		policy.Kind = lane.Latest
+	case o.LagAfter > 0:
+		policy.Kind, policy.LagAfterNS = lane.GateUntil, uint64(o.LagAfter)
+	}
+	switch {
+	case o.StartFrom == FromOldest:
+		from.Kind = lane.FromOldest
+	case o.StartFrom > 0:
+		from = lane.From{Kind: lane.FromLast, Last: uint64(o.StartFrom)}
+	}
+	if err == nil {
+		s, err = o.forReceiver(0)
+	}
+	return s, policy, from, err
 }
 
 // forCalls returns the settings of a client or a service.

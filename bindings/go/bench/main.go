@@ -1,10 +1,10 @@
 // Bench measures how many messages of 256 bytes a second go from one Go process to another: by pelton, copied in and
-// read in place; and by a Unix stream socket, one write for each message, whose reader may take as many as it likes
-// at a time. With -calls it measures how many calls, one after the other, each answered with its own bytes: by
-// pelton, and by net/rpc over a Unix socket. The two take turns; the medians are printed, with the machine's load
-// while they ran.
+// read in place; and by a Unix stream socket, one write for each message, whose reader may take as many as it likes at
+// a time. With -calls it measures how many calls, one after the other, each answered with its own bytes: by pelton, and
+// by net/rpc over a Unix socket. With -subscribers a broadcast to so many processes takes the socket's place. The two
+// take turns; the medians are printed, with the machine's load while they ran.
 //
-//	go run ./bench [-calls] [-bytes 256] [-count 2000000] [-runs 9]
+//	go run ./bench [-calls | -subscribers 8] [-bytes 256] [-count 2000000] [-runs 9]
 //
 // It is also what `./run bench` starts for pelton-go, go-sock-stream and net-rpc: see side.go.
 package main
@@ -35,6 +35,8 @@ var (
 		"messages of a run by pelton, or ten times the calls; a tenth of it by the socket")
 	calls = flag.Bool("calls", false, "calls, not messages")
 	runs  = flag.Int("runs", 9, "of each, by turns")
+	// Of a broadcast.
+	subscribers = flag.Int("subscribers", 0, "processes that subscribe to a broadcast; 0: no broadcast")
 	// The other process of a run: the system, and where it connects to.
 	sink = flag.String("sink", "", "for its own use")
 )
@@ -65,6 +67,9 @@ func main() {
 	if *calls {
 		systems = []string{"pelton-calls", "net/rpc"}
 	}
+	if *subscribers > 0 {
+		systems = []string{"broadcast", "pelton"}
+	}
 	for run := range *runs {
 		for i := range systems {
 			system := systems[(run+i)%len(systems)]
@@ -89,11 +94,14 @@ func median(sorted []float64) float64 { return sorted[len(sorted)/2] }
 // it has the last.
 func measure(system, place string) float64 {
 	messages := *count
-	if system != "pelton" {
+	if system != "pelton" && system != "broadcast" {
 		messages /= 10
 	}
 	if system == "net/rpc" {
 		messages /= 10
+	}
+	if system == "broadcast" {
+		return publish(place, messages)
 	}
 	self, err := os.Executable()
 	check(err)
@@ -141,6 +149,43 @@ func measure(system, place string) float64 {
 	return float64(messages) / took.Seconds()
 }
 
+// publish is how many messages a second come through to all subscribers.
+func publish(place string, messages int) float64 {
+	self, err := os.Executable()
+	check(err)
+	ctx := context.Background()
+	publisher, err := pelton.Publish("unix:"+place, nil)
+	check(err)
+	outputs, others := make([]*bufio.Reader, *subscribers), make([]*exec.Cmd, *subscribers)
+	for i := range others {
+		others[i] = exec.Command(self, "-bytes", fmt.Sprint(*bytes), "-count", fmt.Sprint(messages), "-sink",
+			"broadcast "+place)
+		others[i].Stderr = os.Stderr
+		output, err := others[i].StdoutPipe()
+		check(err)
+		outputs[i] = bufio.NewReader(output)
+		check(others[i].Start())
+	}
+	check(publisher.WaitSubscribers(ctx, *subscribers))
+	message := make([]byte, *bytes)
+	begin := time.Now()
+	for n := range messages {
+		message[0] = byte(n)
+		check(publisher.Send(ctx, message))
+	}
+	for _, output := range outputs {
+		if said, err := output.ReadString('\n'); err != nil || said != "done\n" {
+			log.Fatalf("a subscriber said %q: %v", said, err)
+		}
+	}
+	took := time.Since(begin)
+	check(publisher.Close())
+	for _, other := range others {
+		check(other.Wait())
+	}
+	return float64(messages) / took.Seconds()
+}
+
 // receive receives the messages and checks each.
 func receive(system, place string) {
 	ctx, n := context.Background(), 0
@@ -164,6 +209,17 @@ func receive(system, place string) {
 			}
 		}
 		check(receiver.Close())
+	case "broadcast":
+		subscriber, err := pelton.ConnectSubscriber(ctx, "unix:"+place, nil)
+		check(err)
+		for delivery, err := range subscriber.Messages(ctx) {
+			check(err)
+			take(delivery.Bytes)
+			if n == *count {
+				fmt.Println("done")
+			}
+		}
+		check(subscriber.Close())
 	default:
 		socket, err := net.Dial("unix", place)
 		check(err)

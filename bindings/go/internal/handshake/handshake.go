@@ -247,7 +247,8 @@ func (s *Handshake) openControl(p *link.Parts, fd int, what string, magic uint64
 }
 
 // openData takes a descriptor from the parts. It checks the sizes before it uses them.
-func (s *Handshake) openData(p *link.Parts, fd int, from packet.Packet, writable bool) (*memory.Segment, error) {
+func (s *Handshake) openData(p *link.Parts, fd int, from packet.Packet, seals int, writable bool) (*memory.Segment,
+	error) {
 	if !lane.CapacityIsValid(from.Capacity) {
 		return nil, s.Refuse("the lane has a capacity of %d bytes, which cannot be", from.Capacity)
 	}
@@ -255,7 +256,7 @@ func (s *Handshake) openData(p *link.Parts, fd int, from packet.Packet, writable
 		return nil, s.Refuse("the lane has a message limit of %d bytes, more than its capacity of %d allows",
 			from.BytesMax, from.Capacity)
 	}
-	data, err := memory.Open(fd, "data", memory.SizeSeals, from.Capacity, writable)
+	data, err := memory.Open(fd, "data", seals, from.Capacity, writable)
 	if err != nil {
 		return nil, s.Report(err)
 	}
@@ -265,14 +266,20 @@ func (s *Handshake) openData(p *link.Parts, fd int, from packet.Packet, writable
 }
 
 func (s *Handshake) openProducer(p *link.Parts, fd int, from packet.Packet) (*memory.Segment, error) {
-	page, err := s.openControl(p, fd, "producer", lane.MagicProducer)
+	return s.openProducerOf(p, fd, from, "producer", lane.MagicProducer, 1)
+}
+
+// openProducerOf opens the page of a lane with this number of cursors.
+func (s *Handshake) openProducerOf(p *link.Parts, fd int, from packet.Packet, what string, magic uint64,
+	wanted uint32) (*memory.Segment, error) {
+	page, err := s.openControl(p, fd, what, magic)
 	if err != nil {
 		return nil, err
 	}
 	if capacity, bytesMax, cursors := lane.ProducerFigures(page.Bytes); capacity != from.Capacity ||
-		bytesMax != from.BytesMax || cursors != 1 {
-		return nil, s.Refuse("the producer's page says capacity %d, limit %d, %d cursors; its packet %d, %d, wanted 1",
-			capacity, bytesMax, cursors, from.Capacity, from.BytesMax)
+		bytesMax != from.BytesMax || cursors != wanted {
+		return nil, s.Refuse("the producer's page says capacity %d, limit %d, %d cursors; its packet %d, %d, wanted %d",
+			capacity, bytesMax, cursors, from.Capacity, from.BytesMax, wanted)
 	}
 	return page, nil
 }
@@ -343,7 +350,7 @@ func (s *Handshake) NewSender(listens bool) (*link.Outgoing, error) {
 			return nil, err
 		}
 		p.TakesFrom(fds, s.Peer)
-		if data, err = s.openData(&p, fds[3], offer, true); err != nil {
+		if data, err = s.openData(&p, fds[3], offer, memory.SizeSeals, true); err != nil {
 			return nil, err
 		}
 		if offer.Capacity > capacity {
@@ -553,6 +560,19 @@ func (s *Handshake) NewReceiver(to *ReceivingSide, listens bool) (*link.Incoming
 	return in, nil
 }
 
+// checkSize checks a lane that a peer of that role gives.
+func (s *Handshake) checkSize(offer packet.Packet, within limits.Limits, role packet.Role) error {
+	if offer.Capacity > within.LaneBytes {
+		return s.Refuse("the lane has %d bytes, this side takes %d: raise its Capacity or Memory, or lower the %v's Capacity",
+			offer.Capacity, within.LaneBytes, role)
+	}
+	if offer.BytesMax > within.MessageBytes {
+		return s.Refuse("the lane has messages of up to %d bytes, this side takes %d: raise its MessageBytesMax, or lower the %v's",
+			offer.BytesMax, within.MessageBytes, role)
+	}
+	return nil
+}
+
 // takeLane is the part of the handshake in which this side opens the peer's lane, which is within what this side
 // takes. For a call link, least is the smallest permitted message limit, and no message waits in the lane; otherwise
 // it is 0.
@@ -563,15 +583,10 @@ func (s *Handshake) takeLane(p *link.Parts, to *ReceivingSide, within limits.Lim
 		return nil, peerDoorbell, err
 	}
 	p.TakesFrom(fds, s.Peer)
-	if offer.Capacity > within.LaneBytes {
-		return nil, peerDoorbell, s.Refuse("the lane has %d bytes, this side takes %d: raise its Capacity or Memory, or lower the sender's Capacity",
-			offer.Capacity, within.LaneBytes)
+	if err := s.checkSize(offer, within, packet.RoleSender); err != nil {
+		return nil, peerDoorbell, err
 	}
-	if offer.BytesMax > within.MessageBytes {
-		return nil, peerDoorbell, s.Refuse("the lane has messages of up to %d bytes, this side takes %d: raise its MessageBytesMax, or lower the sender's",
-			offer.BytesMax, within.MessageBytes)
-	}
-	data, err := s.openData(p, fds[2], offer, false)
+	data, err := s.openData(p, fds[2], offer, memory.SizeSeals, false)
 	if err != nil {
 		return nil, peerDoorbell, err
 	}

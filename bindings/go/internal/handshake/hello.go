@@ -78,7 +78,7 @@ func (s *Handshake) checkHello(peer packet.Packet, own packet.Role, holds bool, 
 	case peer.Holds != 0 && holds:
 		return s.Refuse("both sides hold a lane whose peer died: one of them must give its own up and make a new handle")
 	case peer.Holds != 0 && own >= packet.RoleClient:
-		return s.Refuse("the %v holds a lane, and those of a link of calls have no successors", peer.Role)
+		return s.Refuse("the %v holds a lane, and only those of a sender and a receiver have successors", peer.Role)
 	case peer.Role != packet.RoleSender && peer.Capacity < lane.CapacityMin:
 		return s.Refuse("the peer, %s, takes lanes of at most %d bytes, the smallest has %d", version, peer.Capacity,
 			lane.CapacityMin)

@@ -283,7 +283,7 @@ func writePreamble(page []byte, magic uint64) {
 	binary.LittleEndian.PutUint64(page, magic)
 	binary.LittleEndian.PutUint32(page[8:], WireVersion)
 	binary.LittleEndian.PutUint32(page[12:], SegmentBytes)
-	binary.LittleEndian.PutUint64(page[16:], LayoutSignature)
+	binary.LittleEndian.PutUint64(page[16:], signatureOf(magic))
 }
 
 // CheckPreamble checks the first words of another side's control segment.

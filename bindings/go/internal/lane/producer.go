@@ -311,6 +311,34 @@ func (p *Producer) place(need uint64) (uint64, bool, error) {
 	}
 }
 
+// fitsInWindow reports whether a message of this number of bytes has a place at the tail, within the window, by the
+// head as last loaded.
+func (p *Producer) fitsInWindow(bytes uint64) bool {
+	end := p.window
+	if p.tail < p.head.Offset {
+		end = min(end, p.head.Offset)
+	}
+	return p.tail+8+RecordBytes(bytes)+8 <= end
+}
+
+// hasSpace reports whether there is space for a message of this number of bytes with all possible marks. If that has to
+// be allocated, the reservation finds out whether it can be.
+func (p *Producer) hasSpace(bytes uint64) (bool, error) {
+	marks := uint64(16)
+	if p.isTraced {
+		marks += traceMarkBytes
+	}
+	_, there, err := p.place(marks + RecordBytes(min(bytes, p.bytesMax)) + 8)
+	var unbacked *Unbacked
+	if errors.As(err, &unbacked) {
+		return true, nil
+	}
+	return there, err
+}
+
+// shortenFastPath makes the fast path end at most this number of bytes after the tail.
+func (p *Producer) shortenFastPath(bytes uint64) { p.limit = min(p.limit, p.tail+bytes) }
+
 // backedFor returns the place if it is allocated.
 func (p *Producer) backedFor(place, need uint64) (uint64, bool, error) {
 	if place+need > p.backed {
@@ -516,16 +544,7 @@ func (p *Producer) Arm(bytes uint64, empty bool, membarrier func() bool) (bool, 
 	if err == nil && empty {
 		there = p.Unreleased() == 0
 	} else if err == nil {
-		marks := uint64(16)
-		if p.isTraced {
-			marks += traceMarkBytes
-		}
-		_, there, err = p.place(marks + RecordBytes(min(bytes, p.bytesMax)) + 8)
-		var unbacked *Unbacked
-		if errors.As(err, &unbacked) {
-			// The reservation finds out whether it can be allocated.
-			there, err = true, nil
-		}
+		there, err = p.hasSpace(bytes)
 		there = there || err != nil
 	}
 	if there {

@@ -44,6 +44,29 @@ func NewReceiverPage(label string) (*Segment, error) {
 	return Create("pelton-receiver "+label, ControlSeals, lane.SegmentBytes, lane.MakeReceiverPage)
 }
 
+// NewBroadcast creates the page and the data of a broadcast lane, under the channel's name. No other process can ever
+// write the data: a subscriber could forge messages for the others.
+func NewBroadcast(capacity, limit uint64, name string) (page, data *Segment, err error) {
+	data, err = Create("pelton-published "+name, ControlSeals, capacity, func([]byte) {})
+	if err != nil {
+		return nil, nil, err
+	}
+	page, err = Create("pelton-broadcast "+LaneLabel(data, nil, name), ControlSeals, lane.SegmentBytes,
+		func(page []byte) { lane.MakeBroadcastPage(page, capacity, limit, uint32(os.Getpid())) })
+	if err != nil {
+		data.Close()
+		return nil, nil, err
+	}
+	return page, data, nil
+}
+
+// NewCursorPage creates the page of a consumer of a broadcast lane.
+func NewCursorPage(policy lane.Policy, label string) (*Segment, error) {
+	return Create("pelton-cursor "+label, ControlSeals, lane.SegmentBytes, func(page []byte) {
+		lane.MakeCursorPage(page, policy, uint32(os.Getpid()))
+	})
+}
+
 // Lane is the segments of a lane. They stay mapped while a handle, a reservation or a received message uses them. So
 // a handle may be closed at any time, and no slice that was returned ever points to nothing.
 type Lane struct {

@@ -42,6 +42,9 @@ const (
 	// The roles of a link of calls: spec/call.md.
 	RoleClient  Role = 3
 	RoleService Role = 4
+	// The roles of a broadcast: spec/broadcast.md.
+	RolePublisher  Role = 5
+	RoleSubscriber Role = 6
 )
 
 // String returns the name of the role.
@@ -55,12 +58,19 @@ func (r Role) String() string {
 		return "client"
 	case RoleService:
 		return "service"
+	case RolePublisher:
+		return "publisher"
+	case RoleSubscriber:
+		return "subscriber"
 	}
 	return fmt.Sprintf("peer of role %d", uint32(r))
 }
 
 // Other returns the role of the other side.
 func (r Role) Other() Role {
+	if r >= RolePublisher {
+		return RolePublisher + RoleSubscriber - r
+	}
 	if r >= RoleClient {
 		return RoleClient + RoleService - r
 	}

@@ -1,0 +1,342 @@
+package pelton
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// publishSide is a child: "publish NAME SUBSCRIBERS COUNT END" publishes that many messages, of sizes as in
+// interop_test, once it has the subscribers.
+func publishSide(ctx context.Context, name string, subscribers, count int, end string) error {
+	publisher, err := Publish(name, &Options{Capacity: 1 << 22})
+	if err != nil {
+		return err
+	}
+	fmt.Println("listening")
+	if err := publisher.WaitSubscribers(ctx, subscribers); err != nil {
+		return err
+	}
+	for n := range count {
+		if err := publisher.Send(ctx, payload(n, sizes[n%len(sizes)])); err != nil {
+			return err
+		}
+	}
+	fmt.Println("done", count)
+	if end == "close" {
+		return errors.Join(publisher.WaitReleased(ctx), publisher.Close())
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// subscribeSide is a child: "subscribe NAME POLICY COUNT END" receives that many messages.
+func subscribeSide(ctx context.Context, name, policy string, count int, end string) error {
+	options := map[string]*Options{"gate": {}, "lag": {Policy: Lag}, "latest": {Policy: Latest}}[policy]
+	options.Await = true
+	subscriber, err := ConnectSubscriber(ctx, name, options)
+	if err != nil {
+		return err
+	}
+	fmt.Println("connected")
+	received := count
+	for next := uint64(0); count > 0; count-- {
+		delivery, err := subscriber.Receive(ctx)
+		if err != nil {
+			return err
+		}
+		// It may have joined in the middle.
+		if next == 0 {
+			next = delivery.Number - delivery.Missed
+		}
+		if next += delivery.Missed; delivery.Number != next || !isPayload(delivery.Bytes, int(next-1)) {
+			return fmt.Errorf("message %d is wrong", next)
+		}
+		next++
+	}
+	fmt.Println("done", received)
+	if end == "close" {
+		return subscriber.Close()
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// receiveAll receives until the publisher's end, and checks every message, and that the sum fits.
+func receiveAll(ctx context.Context, subscriber *Subscriber, count int, wanted error) error {
+	next, received := uint64(1), uint64(0)
+	for {
+		delivery, err := subscriber.Receive(ctx)
+		if errors.Is(err, wanted) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		next += delivery.Missed
+		if n := int(next - 1); delivery.Number != next || len(delivery.Bytes) != sizes[n%len(sizes)] ||
+			!isPayload(delivery.Bytes, n) {
+			return fmt.Errorf("message %d is wrong: %d with %d bytes", next, delivery.Number, len(delivery.Bytes))
+		}
+		next++
+		received++
+	}
+	if missed := subscriber.Missed(); received+missed != uint64(count) {
+		return fmt.Errorf("%d received and %d missed of %d", received, missed, count)
+	}
+	return nil
+}
+
+func TestGoPublishesToGoAndRust(t *testing.T) {
+	const count = 1000
+	name, ctx := place(t), soon(t)
+	publisher := must(Publish(name, &Options{Capacity: 1 << 20}))
+	defer publisher.Close()
+	gates := []*process{tool(t, "sub", "--frame", "len32", name),
+		tool(t, "sub", "--lag-after", "60", "--frame", "len32", name)}
+	others := []*process{child(t, "subscribe", name, "gate", count, "close"),
+		child(t, "subscribe", name, "lag", 1, "close"), child(t, "subscribe", name, "latest", 1, "close"),
+		tool(t, "sub", "--lag", "--count", "1", "--frame", "len32", name),
+		tool(t, "sub", "--latest", "--count", "1", "--frame", "len32", name)}
+	if err := publisher.WaitSubscribers(ctx, len(gates)+len(others)); err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan error)
+	go func() {
+		for n := range count {
+			if err := publisher.Send(ctx, payload(n, sizes[n%len(sizes)])); err != nil {
+				failed <- err
+			}
+		}
+		failed <- errors.Join(publisher.WaitReleased(ctx), publisher.Close())
+	}()
+	done := make(chan bool)
+	go func() { readFrames(t, gates[0].output, count, 0); close(done) }()
+	readFrames(t, gates[1].output, count, 0)
+	<-done
+	if err := <-failed; err != nil {
+		t.Fatal(err)
+	}
+	for _, process := range append(gates, others...) {
+		process.exits(0)
+	}
+}
+
+func TestRustPublishesToGo(t *testing.T) {
+	const count = 1000
+	name, ctx := place(t), soon(t)
+	options := []*Options{{}, {LagAfter: time.Minute}, {Policy: Lag}, {Policy: Lag, Slack: 1 << 17}, {Policy: Latest}}
+	publishes := tool(t, "pub", "--frame", "len32", "--capacity", "1M", "--subscribers", fmt.Sprint(len(options)), name)
+	failed := make(chan error, len(options))
+	for _, o := range options {
+		o.Await = true
+		subscriber := must(ConnectSubscriber(ctx, name, o))
+		defer subscriber.Close()
+		go func() {
+			err := receiveAll(ctx, subscriber, count, ErrClosed)
+			if err != nil {
+				// Otherwise it would hold the publisher up.
+				subscriber.Close()
+			}
+			if missed := subscriber.Missed(); o.Policy == Gate && missed != 0 {
+				err = errors.Join(err, fmt.Errorf("%d missed", missed))
+			}
+			failed <- err
+		}()
+	}
+	if err := errors.Join(writeFrames(publishes.input, count), publishes.input.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for range options {
+		if err := <-failed; err != nil {
+			t.Error(err)
+		}
+	}
+	publishes.exits(0)
+}
+
+// The publisher is Go's, or Rust's.
+func TestAKilledPublisherIsReportedAfterItsLastMessage(t *testing.T) {
+	const count = 60
+	for _, isRust := range []bool{false, true} {
+		t.Run(fmt.Sprint(isRust), func(t *testing.T) {
+			name, ctx := place(t), soon(t)
+			var publishes *process
+			if isRust {
+				publishes = tool(t, "pub", "--frame", "len32", "--subscribers", "4", name)
+			} else {
+				publishes = child(t, "publish", name, 4, count, "stay")
+				publishes.says("listening")
+			}
+			var all []*Subscriber
+			for _, o := range []*Options{{}, {Policy: Lag, Slack: 1 << 22}, {Policy: Latest}} {
+				o.Await = true
+				all = append(all, must(ConnectSubscriber(ctx, name, o)))
+				defer all[len(all)-1].Close()
+			}
+			receives := tool(t, "sub", "--frame", "len32", name)
+			if isRust {
+				if err := writeFrames(publishes.input, count); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				publishes.says(fmt.Sprint("done ", count))
+			}
+			readFrames(t, receives.output, count, 0)
+			publishes.kill()
+			for _, subscriber := range all {
+				if err := receiveAll(ctx, subscriber, count, ErrPeerDied); err != nil {
+					t.Error(err)
+				}
+			}
+			receives.exits(1)
+			if !strings.Contains(receives.errors.String(), "died") {
+				t.Error(receives.errors.String())
+			}
+			// The next one, under the same name.
+			next := must(Publish(name, nil))
+			defer next.Close()
+			for _, subscriber := range all {
+				if err := subscriber.Resume(ctx); err != nil {
+					t.Fatal(err)
+				}
+				if err := next.WaitSubscribers(ctx, 1); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// The subscriber is Go's, or Rust's; the publisher Go's, which sleeps for it, or Rust's, which other subscribers
+// follow.
+func TestAKilledSubscriberHoldsNothingUpAndAStoppedOneDoes(t *testing.T) {
+	for _, isRust := range []bool{false, true} {
+		t.Run(fmt.Sprint(isRust), func(t *testing.T) {
+			name, ctx := place(t), soon(t)
+			publisher := must(Publish(name, &Options{Capacity: 1 << 16}))
+			defer publisher.Close()
+			var receives *process
+			if isRust {
+				receives = tool(t, "sub", "--frame", "len32", name)
+			} else {
+				receives = child(t, "subscribe", name, "gate", 1<<20, "stay")
+				receives.says("connected")
+			}
+			if err := publisher.WaitSubscribers(ctx, 1); err != nil {
+				t.Fatal(err)
+			}
+			stop(t, receives)
+			sent := 0
+			for ok := true; ok; {
+				var err error
+				if ok, err = publisher.TrySend(payload(sent, 1000)); err != nil {
+					t.Fatal(err)
+				}
+				if ok {
+					sent++
+				}
+			}
+			soonOver, cancel := context.WithTimeout(ctx, 30*time.Millisecond)
+			defer cancel()
+			if err := publisher.Send(soonOver, payload(sent, 1000)); !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatal(err)
+			}
+			if held := states(t, publisher); len(held) != 1 || held[0].Holds == 0 || held[0].Peer.PID != receives.Process.Pid {
+				t.Fatalf("%+v", held)
+			}
+			failed := make(chan error)
+			go func() { failed <- publisher.Send(ctx, payload(sent, 1000)) }()
+			if !parked("(*Publisher).Send") {
+				t.Fatal("it does not wait")
+			}
+			receives.kill()
+			if err := <-failed; err != nil {
+				t.Fatal(err)
+			}
+			if left := states(t, publisher); len(left) != 0 {
+				t.Fatalf("%+v", left)
+			}
+		})
+	}
+}
+
+func TestARustPublisherContinuesAfterKilledGoSubscribers(t *testing.T) {
+	const count = 1000
+	name, ctx := place(t), soon(t)
+	publishes := tool(t, "pub", "--frame", "len32", "--capacity", "1M", "--subscribers", "3", name)
+	survivor := must(ConnectSubscriber(ctx, name, &Options{Await: true}))
+	defer survivor.Close()
+	killed := []*process{child(t, "subscribe", name, "gate", 100, "stay"), child(t, "subscribe", name, "lag", 1, "stay")}
+	failed := make(chan error)
+	go func() { failed <- errors.Join(writeFrames(publishes.input, count), publishes.input.Close()) }()
+	go func() {
+		err := receiveAll(ctx, survivor, count, ErrClosed)
+		survivor.Close()
+		failed <- err
+	}()
+	for i, process := range killed {
+		process.says("connected")
+		process.says(fmt.Sprint("done ", []int{100, 1}[i]))
+		process.kill()
+	}
+	for range 2 {
+		if err := <-failed; err != nil {
+			t.Error(err)
+		}
+	}
+	publishes.exits(0)
+}
+
+// Subscribers that are killed at any moment, while others follow.
+func TestSubscribersKilledAtAnyMomentAffectNoOther(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	publisher := must(Publish(name, &Options{Capacity: 1 << 16}))
+	survivor := must(ConnectSubscriber(ctx, name, nil))
+	defer survivor.Close()
+	failed := make(chan error)
+	go func() {
+		n := 0
+		for delivery, err := range survivor.Messages(ctx) {
+			if err != nil || !isPayload(delivery.Bytes, n) || len(delivery.Bytes) != n%2000 ||
+				delivery.Number != uint64(n+1) {
+				failed <- fmt.Errorf("message %d: %w", n, err)
+				return
+			}
+			n++
+		}
+		failed <- nil
+	}()
+	stopped := make(chan bool)
+	go func() {
+		defer close(stopped)
+		for round := range 2 * rounds(t) {
+			policy := []string{"gate", "lag", "latest"}[round%3]
+			process := child(t, "subscribe", name, policy, 1<<30, "stay")
+			process.says("connected")
+			time.Sleep(time.Duration(round*7%10) * time.Millisecond)
+			_ = process.Process.Signal(syscall.SIGKILL)
+			_, _ = io.Copy(io.Discard, process.output)
+			_ = process.end()
+		}
+	}()
+	for n, isOver := 0, false; !isOver; n++ {
+		if err := publisher.Send(ctx, payload(n, n%2000)); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-stopped:
+			isOver = true
+		default:
+		}
+	}
+	publisher.Close()
+	if err := <-failed; err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,229 @@
+package lane
+
+import (
+	"runtime"
+	"sync/atomic"
+)
+
+// A broadcast lane has one producer and up to CursorsMax consumers with a cursor each: spec/broadcast.md. Records,
+// marks, jumps and the window are those of a plain lane, and a plain [Producer] places them. Its head is a word of this
+// side: the [BroadcastProducer] moves it to the place of kept, the oldest message that it must not overwrite.
+//
+// What the specification asks for beside [publish], [release], [close] and [sleep]:
+//
+//   - [keep], at the producer: kept is stored before the first byte of a record below it is overwritten. The atomic
+//     store of kept is a full fence on x86-64. On arm64 it is a release, and the atomic load behind it an acquire,
+//     which are kept in order, and so is what follows the acquire.
+//   - [keep], at a consumer that copies: the copy comes before the load of kept. See [fenceAfterReading].
+//   - [last]: an atomic store and an atomic load.
+//
+// A copy may be torn within a word. The consumer drops such a copy, as the producer stored a later kept before it wrote
+// there.
+
+const (
+	// BroadcastSignature is the hash of the layout's text in spec/broadcast.md.
+	BroadcastSignature = 0x3836989f4c25b509
+	MagicBroadcast     = 0x422d6e6f746c6570
+	MagicCursor        = 0x532d6e6f746c6570
+
+	// CursorsMax is the largest number of consumers of one lane.
+	CursorsMax = 64
+	// SlackDefault is the slack of a consumer that names none: the window.
+	SlackDefault = Window
+
+	// numberMax is the largest number of a message.
+	numberMax = 1 << 62
+	// keptTries limits how often a consumer loads kept and its place again, because the producer changed them meanwhile:
+	// a hostile one could do so for ever. A guess.
+	keptTries = 10_000
+)
+
+const (
+	broadcastKept      = 512
+	broadcastKeptPlace = 520
+	broadcastHolder    = 528
+	broadcastLast      = 640
+
+	cursorPolicy     = 64
+	cursorSlack      = 72
+	cursorLagAfterNS = 80
+	cursorNumber     = 128
+	cursorMessages   = 136
+	cursorBytes      = 144
+	cursorWaits      = 152
+	cursorSleeps     = 160
+	cursorWakesSent  = 168
+	cursorMissed     = 176
+	cursorState      = 256
+	cursorPid        = 260
+	cursorFenced     = 264
+	cursorLastRing   = 272
+	cursorSleep      = 4096
+	cursorSleepBytes = 64
+)
+
+// PolicyKind is what the producer does when a consumer falls behind.
+type PolicyKind uint32
+
+const (
+	// Gate: the producer waits for this consumer, which may read in place.
+	Gate PolicyKind = 1
+	// Lag: the producer overwrites messages that are more than the slack old.
+	Lag PolicyKind = 2
+	// Latest: the consumer copies the newest message only.
+	Latest PolicyKind = 3
+	// GateUntil: as Gate until it has held the producer up for LagAfterNS, then as Lag until it has caught up.
+	GateUntil PolicyKind = 4
+)
+
+// Policy is that of one consumer, which chooses it when it joins.
+type Policy struct {
+	Kind PolicyKind
+	// Slack in bytes of the lane, of Lag and GateUntil.
+	Slack uint64
+	// LagAfterNS is how long a consumer with GateUntil may hold the producer up.
+	LagAfterNS uint64
+}
+
+// HoldsNS returns how long the consumer may hold the producer up; the largest number: without a limit.
+func (p Policy) HoldsNS() uint64 {
+	switch p.Kind {
+	case Gate:
+		return 1<<64 - 1
+	case GateUntil:
+		return p.LagAfterNS
+	}
+	return 0
+}
+
+// within returns the policy in a lane of this capacity, of which half is the most slack.
+func (p Policy) within(capacity uint64) Policy {
+	p.Slack = min(p.Slack, capacity/2)
+	return p
+}
+
+// FromKind says where a consumer begins, as the field seq of its CONSUMER.
+type FromKind uint32
+
+// Where a consumer begins.
+const (
+	FromNow FromKind = iota
+	FromOldest
+	FromLast
+)
+
+// From is where a consumer begins: Last is the number of messages of FromLast.
+type From struct {
+	Kind FromKind
+	Last uint64
+}
+
+// Joined is what a consumer needs to know to attach.
+type Joined struct {
+	// Which of the lane's consumers it is.
+	Slot uint32
+	// The number of this consumer, which no other has.
+	Join uint64
+	// The number of a message, where it is or will be, and how many messages from there on the consumer passes over.
+	Number uint64
+	Place  Position
+	Skip   uint64
+}
+
+// BroadcastMemory is the producer's page and the data.
+type BroadcastMemory struct{ Producer, Data []byte }
+
+// seqOf returns the seq of a message: headers count modulo 2^32-1 from 1 on.
+func seqOf(number uint64) uint32 { return uint32(1 + (number-1)%0xffffffff) }
+
+// waypointBytes is the least distance of the waypoints of a lane.
+func waypointBytes(capacity uint64) uint64 { return min(16<<10, capacity/256) }
+
+// skipMax is the largest number of messages that a consumer passes over when it joins: those between two waypoints.
+func skipMax(capacity uint64) uint64 { return capacity/256/8 + 1 }
+
+// MakeBroadcastPage initializes the page of a broadcast producer, of zeros, before it is shared.
+func MakeBroadcastPage(page []byte, capacity, bytesMax uint64, pid uint32) {
+	MakeProducerPage(page, capacity, bytesMax, 1, pid)
+	writePreamble(page, MagicBroadcast)
+	store32(page, producerCursors, CursorsMax)
+	store64(page, broadcastKept, 1)
+	store64(page, broadcastKeptPlace, Start.Pack())
+}
+
+// MakeCursorPage initializes the page of a consumer.
+func MakeCursorPage(page []byte, policy Policy, pid uint32) {
+	writePreamble(page, MagicCursor)
+	store32(page, cursorPolicy, uint32(policy.Kind))
+	store64(page, cursorSlack, policy.Slack)
+	store64(page, cursorLagAfterNS, policy.LagAfterNS)
+	store32(page, cursorState, stateOpen)
+	store32(page, cursorPid, pid)
+}
+
+// CursorPolicy returns the policy in a consumer's page, which the caller keeps: a hostile consumer may change the page.
+// Errors: [Corrupt].
+func CursorPolicy(page []byte) (Policy, error) {
+	kind := PolicyKind(load32(page, cursorPolicy))
+	if kind < Gate || kind > GateUntil {
+		return Policy{}, &Corrupt{"policy of a cursor", uint64(kind), uint64(GateUntil)}
+	}
+	return Policy{kind, load64(page, cursorSlack), load64(page, cursorLagAfterNS)}, nil
+}
+
+// CursorFigures returns how many messages a consumer says to have received and to have missed.
+func CursorFigures(page []byte) (messages, missed uint64) {
+	return load64(page, cursorMessages), load64(page, cursorMissed)
+}
+
+// CursorLastRing returns a consumer's last ring, as it says.
+func CursorLastRing(page []byte) LastRing { return loadLastRing(page, cursorLastRing) }
+
+// signatureOf returns the layout's signature in the preamble of a segment.
+func signatureOf(magic uint64) uint64 {
+	if magic == MagicBroadcast || magic == MagicCursor {
+		return BroadcastSignature
+	}
+	return LayoutSignature
+}
+
+// keep stores kept and its place, before the caller overwrites anything below.
+func keep(page []byte, number uint64, place Position) {
+	store64(page, broadcastKeptPlace, place.Pack()) // [keep]
+	store64(page, broadcastKept, number)            // [keep]
+	// Nothing that is stored from here on is visible before. Above: why.
+	load64(page, broadcastKept)
+}
+
+// fenceAfterReading keeps what was read before it ahead of an atomic load behind it. x86-64 does so by itself. On
+// arm64 the store is a release, and the atomic load an acquire, which are kept in order. [keep]
+func fenceAfterReading(word *uint64) {
+	if runtime.GOARCH != "amd64" {
+		atomic.StoreUint64(word, 0)
+	}
+}
+
+// keptAndPlace returns the number of the oldest message that the producer has not given up, and its place: also of a
+// producer that has stopped, or died, while it stored them. Errors: [Corrupt].
+func keptAndPlace(page []byte, capacity uint64) (uint64, Position, error) {
+	for range keptTries {
+		number := load64(page, broadcastKept)             // [keep]
+		place := Unpack(load64(page, broadcastKeptPlace)) // [keep]
+		if again := load64(page, broadcastKept); again != number {
+			continue
+		}
+		if err := place.check("place of the oldest message", capacity); err != nil {
+			return 0, place, err
+		}
+		// The place is that of this number, or of a later one that the producer has not stored yet.
+		if number == 0 || number > numberMax {
+			return 0, place, &Corrupt{"kept", number, numberMax}
+		}
+		ahead := place.Since(Position{Seq: seqOf(number)})
+		if ahead > capacity/8 {
+			return 0, place, &Corrupt{"messages from kept to its place", ahead, capacity / 8}
+		}
+		return number + ahead, place, nil
+	}
+	return 0, Position{}, &Corrupt{"kept, which changes at each load", load64(page, broadcastKept), 0}
+}
