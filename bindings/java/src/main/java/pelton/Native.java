@@ -25,10 +25,12 @@ import org.jspecify.annotations.Nullable;
  * The functions of libpelton and of the kernel that the binding calls. A handle is passed as its address, a long.
  *
  * <p>A call with {@code critical} keeps the garbage collector from starting meanwhile, so only calls that cannot wait
- * are such: sending, receiving and releasing without a wait.
+ * are such: sending, receiving and releasing without a wait, or with {@link #SOON}.
  */
 final class Native {
     static final long NO_WAIT = 0;
+    /** A deadline that has passed: what busy-polls does so for some microseconds, and then it does not wait. */
+    static final long SOON = 1;
     static final long FOREVER = Long.MAX_VALUE;
     /** The longest call that waits: an interrupt ends the wait after at most that. */
     static final long SLICE_NS = 50_000_000;
@@ -77,6 +79,10 @@ final class Native {
     static final MethodHandle SENDER_ARM = function("pelton_sender_arm", JAVA_INT, JAVA_LONG, JAVA_LONG);
     static final MethodHandle SENDER_DISARM = function("pelton_sender_disarm", JAVA_INT, JAVA_LONG);
 
+    static final MethodHandle TRY_RECEIVE =
+            function("pelton_receiver_receive", CRITICAL, JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
+    static final MethodHandle RECEIVE =
+            function("pelton_receiver_receive", JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
     static final MethodHandle TRY_RECEIVE_BATCH = function(
             "pelton_receiver_receive_batch", CRITICAL, JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS, JAVA_LONG, ADDRESS);
     static final MethodHandle RECEIVE_BATCH = function(

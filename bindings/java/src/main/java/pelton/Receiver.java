@@ -374,8 +374,7 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
     private boolean fetch(long address, int count, long deadlineNs) throws InterruptedException {
         if (received > 0) return true;
         try {
-            int result = (int) Native.TRY_RECEIVE_BATCH.invokeExact(
-                    address, Native.NO_WAIT, messages, (long) count, outCount);
+            int result = receive(address, deadlineNs == Native.NO_WAIT ? Native.NO_WAIT : Native.SOON, count);
             if (result == PeltonException.AGAIN && deadlineNs != Native.NO_WAIT)
                 result = Thread.currentThread().isVirtual()
                         ? awaitParked(address, count, deadlineNs)
@@ -387,16 +386,25 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
         } catch (Throwable failure) {
             throw Native.unexpected(failure);
         }
-        received = (int) outCount.get(JAVA_LONG, 0);
+        received = count == 1 ? 1 : (int) outCount.get(JAVA_LONG, 0);
         isBatch = count > 1;
         return true;
+    }
+
+    /** Receives without a wait, or within microseconds. */
+    private int receive(long address, long soonNs, int count) throws Throwable {
+        return count == 1
+                ? (int) Native.TRY_RECEIVE.invokeExact(address, soonNs, messages)
+                : (int) Native.TRY_RECEIVE_BATCH.invokeExact(address, soonNs, messages, (long) count, outCount);
     }
 
     private int awaitInSlices(long address, int count, long deadlineNs) throws Throwable {
         while (true) {
             if (Thread.interrupted()) throw new InterruptedException();
-            int result = (int) Native.RECEIVE_BATCH.invokeExact(
-                    address, Native.slice(deadlineNs), messages, (long) count, outCount);
+            long slice = Native.slice(deadlineNs);
+            int result = count == 1
+                    ? (int) Native.RECEIVE.invokeExact(address, slice, messages)
+                    : (int) Native.RECEIVE_BATCH.invokeExact(address, slice, messages, (long) count, outCount);
             if (result != PeltonException.AGAIN || Native.isPast(deadlineNs)) return result;
         }
     }
@@ -416,8 +424,7 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
                 }
             }
             if (result < 0) return result;
-            result = (int) Native.TRY_RECEIVE_BATCH.invokeExact(
-                    address, Native.NO_WAIT, messages, (long) count, outCount);
+            result = receive(address, Native.NO_WAIT, count);
             if (result != PeltonException.AGAIN || Native.isPast(deadlineNs)) return result;
         }
     }
