@@ -146,8 +146,8 @@ struct Search<'a> {
 impl Search<'_> {
     /// Millions of messages a second.
     fn rate(&self, arguments: &str) -> Result<f64> {
-        let told: Value = serde_json::from_str(&limits::print(self.limits, arguments)?).context("reading a rate")?;
-        Ok(told["messages_per_second"].as_f64().context("limits.c printed no rate")? / 1e6)
+        let report: Value = serde_json::from_str(&limits::print(self.limits, arguments)?).context("reading a rate")?;
+        Ok(report["messages_per_second"].as_f64().context("limits.c printed no rate")? / 1e6)
     }
 
     fn ring(&self, ring: &Ring) -> Result<f64> {
@@ -161,8 +161,8 @@ impl Search<'_> {
     /// Nanoseconds of a cache line there and back: near, far or very far.
     fn line(&self) -> Result<f64> {
         let rounds = (self.seconds * 1e7) as u64;
-        let told: Value = serde_json::from_str(&limits::print(self.limits, &format!("line {rounds}"))?)?;
-        told["round_trip_ns"].as_f64().context("limits.c printed no time")
+        let report: Value = serde_json::from_str(&limits::print(self.limits, &format!("line {rounds}"))?)?;
+        report["round_trip_ns"].as_f64().context("limits.c printed no time")
     }
 
     /// The best rings by a single run of each, for each bound: of all, and of those that publish each message.
