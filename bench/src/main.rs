@@ -3,6 +3,7 @@
 //!
 //! This file begins the program; the library beside it does the rest.
 
+mod limits_search;
 mod regress;
 mod suite;
 
@@ -27,6 +28,7 @@ enum Other {
     All(suite::Arguments),
     Figures(figures::Arguments),
     Regress(regress::Arguments),
+    LimitsSearch(limits_search::Arguments),
     /// Lists the systems, and the workloads in which each has a part
     Systems,
 }
@@ -65,6 +67,7 @@ fn other(matches: &ArgMatches) -> Result<ExitCode> {
         Other::All(arguments) => return suite::measure(&arguments),
         Other::Figures(arguments) => figures::write_all(&arguments)?,
         Other::Regress(arguments) => return regress::compare(&arguments),
+        Other::LimitsSearch(arguments) => limits_search::search(&arguments)?,
         Other::Systems => list()?,
     }
     Ok(ExitCode::SUCCESS)

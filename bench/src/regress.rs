@@ -63,7 +63,7 @@ pub fn compare(arguments: &Arguments) -> Result<ExitCode> {
         for run in 0..arguments.runs {
             // Each begins as often as the other.
             for which in [run % 2, 1 - run % 2] {
-                speeds[which].push(Some(speed(&programs[which], path)?));
+                speeds[which].push(Some(speed(&programs[which], path, "pelton")?));
             }
         }
         let ratio = paired_ratio(&speeds[1], &speeds[0]).context("no pair of runs")?;
@@ -110,10 +110,10 @@ fn built(commit: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// One run's speed: messages a second, or round trips.
-fn speed(program: &Path, command: &str) -> Result<f64> {
+/// The speed of one run of a system: messages a second, or round trips.
+pub fn speed(program: &Path, command: &str, system: &str) -> Result<f64> {
     let mut run = Command::new(program);
-    let text = output(run.args(command.split(' ')).args(["--runs", "1", "--systems", "pelton", "--json"]))?;
+    let text = output(run.args(command.split(' ')).args(["--runs", "1", "--systems", system, "--json"]))?;
     let line: Value = serde_json::from_str(text.lines().next().unwrap_or_default()).context("reading a report")?;
     match (line["round_trip_ns"].as_f64(), line["messages_per_second"].as_f64()) {
         (Some(ns), _) => Ok(1e9 / ns),

@@ -73,19 +73,27 @@ fn window(job: &Job) -> u64 {
 
 const PELTON_WINDOW: u64 = 256 << 10;
 
+/// Fails unless the two CPUs are available to which limits.c pins its processes.
+pub fn check_cpus() -> Result<()> {
+    let available = available_cpus()?;
+    ensure!(
+        available.starts_with(&[0, 1]),
+        "limits.c pins its processes to the CPUs 0 and 1, found {available:?}: allow it those"
+    );
+    Ok(())
+}
+
 /// Compiles limits.c, unless that is done.
-fn compile() -> Result<PathBuf> {
+pub fn compile() -> Result<PathBuf> {
     compiled::compile("limits.c", SOURCE, &["-O3", "-march=native", "-pthread"], &[])
 }
 
 /// Starts the process that starts limits.c, which pins its own.
 pub fn run(job: &Job, interrupts: &Interrupts) -> Result<Run> {
     arguments(job, 1)?;
-    let available = available_cpus()?;
-    ensure!(
-        job.cpus == [0, 1] || available.starts_with(&[0, 1]),
-        "limits.c pins its processes to the CPUs 0 and 1, found {available:?}: allow it those"
-    );
+    if job.cpus != [0, 1] {
+        check_cpus()?;
+    }
     compile()?;
     let mut sides = Sides::new(interrupts, deadline(job));
     sides.start(job, Role::Threads, 0)?;
@@ -126,7 +134,8 @@ pub fn part(job: &Job) -> Result<()> {
     say(&result)
 }
 
-fn print(program: &Path, arguments: &str) -> Result<String> {
+/// Runs limits.c, and returns what it printed.
+pub fn print(program: &Path, arguments: &str) -> Result<String> {
     let mut limits = Command::new(program);
     limits.args(arguments.split(' ')).stdin(Stdio::null()).stderr(Stdio::inherit());
     ends_with_this(&mut limits);

@@ -6,7 +6,7 @@ mod append;
 pub mod c;
 mod call;
 mod framed;
-mod limits;
+pub mod limits;
 mod lisp;
 mod many;
 mod packets;

@@ -102,6 +102,32 @@ fn the_limits_are_measured_or_skipped_with_the_reason() {
 }
 
 #[test]
+fn the_search_compares_pelton_with_a_ring_at_each_bound() {
+    let set = rustix::thread::sched_getaffinity(None).unwrap();
+    if !(set.is_set(0) && set.is_set(1) && can_c(false)) {
+        return eprintln!("LEFT OUT: limits.c, for the CPUs 0 and 1 or a C compiler are missing");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let results = directory.path().join("search.jsonl");
+    let output = bench(&format!("limits-search --size 64 --short --results {}", results.display()));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let lines = lines(&std::fs::read(results).unwrap());
+    let bounds: Vec<_> = lines[1..].iter().map(|line| line["bound"].as_u64().unwrap() >> 10).collect();
+    assert_eq!(bounds, [128, 1024, 2048, 8192, 16384, 65536, 16384], "KiB; the last publishes each message");
+    assert!(lines[0]["machine"].is_object() && lines[7]["ring"]["batch"] == 0, "{lines:?}");
+    for line in &lines[1..] {
+        for rates in ["million_messages_per_second", "pelton", "pelton_batches", "memory_alone", "line_ns"] {
+            let rates = line[rates].as_array().map_or_else(|| vec![line[rates].clone()], Clone::clone);
+            assert!(!rates.is_empty() && rates.iter().all(|rate| rate.as_f64().unwrap() > 0.0), "{line}");
+        }
+        assert!(line["pelton_by_ring"]["median"].as_f64().unwrap() > 0.0, "{line}");
+        assert!(line["ring"]["window"].as_u64() <= line["bound"].as_u64(), "{line}");
+    }
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("64 B messages, a line there and back in"), "{text}");
+}
+
+#[test]
 fn each_system_may_have_as_many_messages_as_last_so_long() {
     for (workload, first) in [("stream", "messages_per_second"), ("roundtrip", "round_trip_ns")] {
         let command = format!("{workload} --seconds 0.02 --runs 2 --wait block --systems pelton,pipe,sock-stream");
