@@ -192,17 +192,67 @@ impl Data {
     }
 }
 
-/// Copies that another side may race with: whole words, each by one atomic access. A broadcast lane uses them for
-/// consumers that may lag. The offset is a multiple of 8, and the padding behind a payload belongs to its record.
+/// Copies as many whole blocks of 64 bytes as there are, where another side may write them at the same time or read
+/// them. The compiler knows nothing of these accesses, so it assumes no more of them than of atomic ones of single
+/// bytes. Word by word, a copy of 256 bytes would take twice as many slots of the store buffer. Returns how many bytes
+/// it copied.
+///
+/// # Safety
+/// Both addresses have `bytes` valid bytes, which do not overlap.
+#[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+unsafe fn copy_blocks_racing(from: *const u8, to: *mut u8, bytes: usize) -> usize {
+    let blocks = bytes / 64;
+    if blocks > 0 {
+        // SAFETY: the caller guarantees both buffers, and the loop ends after the last whole block.
+        unsafe {
+            core::arch::asm!(
+                "2:",
+                "movups {a}, [{from}]",
+                "movups {b}, [{from} + 16]",
+                "movups {c}, [{from} + 32]",
+                "movups {d}, [{from} + 48]",
+                "movups [{to}], {a}",
+                "movups [{to} + 16], {b}",
+                "movups [{to} + 32], {c}",
+                "movups [{to} + 48], {d}",
+                "add {from}, 64",
+                "add {to}, 64",
+                "dec {blocks}",
+                "jnz 2b",
+                from = inout(reg) from => _,
+                to = inout(reg) to => _,
+                blocks = inout(reg) blocks => _,
+                a = out(xmm_reg) _,
+                b = out(xmm_reg) _,
+                c = out(xmm_reg) _,
+                d = out(xmm_reg) _,
+                options(nostack)
+            );
+        }
+    }
+    64 * blocks
+}
+
+/// Copies that another side may race with: blocks where the processor allows that, otherwise whole words, each by one
+/// atomic access. A broadcast lane uses them for consumers that may lag. The offset is a multiple of 8, and the padding
+/// behind a payload belongs to its record.
 impl Data {
     /// Copies `source` into the lane, and zeros into the rest of its last word.
     pub(crate) fn copy_in_racing(&self, offset: u64, source: &[u8]) {
-        for (i, chunk) in source.chunks(8).enumerate() {
+        #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+        // SAFETY: the caller has checked the bounds. `source` is a shared slice, so it is not in the writable mapping.
+        let done = unsafe {
+            let to = self.payload(offset, source.len() as u64);
+            copy_blocks_racing(source.as_ptr(), to.as_ptr(), source.len())
+        };
+        #[cfg(not(all(target_arch = "x86_64", not(miri), not(loom))))]
+        let done = 0;
+        for (i, chunk) in source[done..].chunks(8).enumerate() {
             let mut bytes = [0; 8];
             bytes[..chunk.len()].copy_from_slice(chunk);
             // Relaxed: the record's header publishes it [publish]; `kept` guards a consumer that lags [keep].
             let word = u64::from_le_bytes(bytes);
-            self.header(offset + 8 * i as u64).store(word, core::sync::atomic::Ordering::Relaxed);
+            self.header(offset + (done + 8 * i) as u64).store(word, core::sync::atomic::Ordering::Relaxed);
         }
     }
 
@@ -210,7 +260,14 @@ impl Data {
     pub(crate) fn copy_out_racing(&self, offset: u64, bytes: u64, target: &mut alloc::vec::Vec<u8>) {
         target.clear();
         target.reserve((bytes as usize).next_multiple_of(8));
-        for at in (offset..offset + bytes).step_by(8) {
+        #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+        // SAFETY: the caller has checked the bounds, and `reserve` has made the space, which is in no lane.
+        unsafe {
+            let from = self.payload(offset, bytes);
+            let done = copy_blocks_racing(from.as_ptr(), target.as_mut_ptr(), bytes as usize);
+            target.set_len(done);
+        }
+        for at in (offset + target.len() as u64..offset + bytes).step_by(8) {
             // Relaxed: as above.
             let word = self.header(at).load(core::sync::atomic::Ordering::Relaxed);
             target.extend_from_slice(&word.to_le_bytes());
