@@ -310,6 +310,7 @@ static SYSTEMS: &[System] = &[
     System {
         name: "zeromq-ipc",
         about: "ZeroMQ's ipc transport, by the libzmq that is installed",
+        sides: &[(Kind::Processes, peers::elsewhere), (Kind::Broadcast, peers::elsewhere)],
         process: Process { is_unpinned: true, ..CARGO.process },
         version: |_| "libzmq as installed".to_string(),
         build: |system, _, _| built(system.name).context("it needs libzmq: on Debian, install libzmq3-dev"),
