@@ -15,6 +15,8 @@ pub enum Kind {
     Threads,
     /// One receiver of many processes
     FanIn,
+    /// One sender of many processes, each of which receives every message
+    Broadcast,
     /// A service and its clients
     Call,
     /// Threads that append to one sink
@@ -159,7 +161,7 @@ pub enum Role {
     Asker,
     /// Sends each message back; on the second CPU
     Answerer,
-    /// Connects as many senders, and sends nothing; on the second CPU
+    /// Connects as many senders, and sends nothing, or as many subscribers that lag; on the second CPU
     Idler,
     /// All threads of an append; on any CPU
     Appender,
@@ -296,11 +298,13 @@ pub struct Job {
     pub work_steps: [u64; 2],
     /// Processes that send in a fan-in, or call
     pub senders: u32,
-    /// Connected senders of a fan-in that send nothing
+    /// Connected senders of a fan-in that send nothing; subscribers of a broadcast that lag
     pub idle: u32,
+    /// Processes that receive each message of a broadcast
+    pub receivers: u32,
     /// The options of calls
     pub calls: Calls,
-    /// This sender's number
+    /// This sender's number, or, in a broadcast, this receiver's
     pub index: u32,
     /// Threads of an append
     pub threads: u32,
@@ -351,7 +355,7 @@ impl Job {
 
     /// Whether systems that can read messages in place do so.
     pub fn in_place(&self) -> bool {
-        !matches!(self.role, Role::Asker | Role::Answerer) && !self.sizes.is_fixed()
+        self.kind == Kind::Broadcast || !matches!(self.role, Role::Asker | Role::Answerer) && !self.sizes.is_fixed()
     }
 }
 

@@ -253,7 +253,12 @@ pub fn reports(job: &Job, interrupts: &Interrupts) -> Result<(Job, Vec<Vec<PassR
                 sides.expect_word(sides.sides.len() - 1, "ready")?;
             }
         }
-        for index in 0..if matches!(role, Role::Sender | Role::Client) { job.senders } else { 1 } {
+        let sides_of_role = match role {
+            Role::Sender | Role::Client => job.senders,
+            Role::Receiver => job.receivers,
+            _ => 1,
+        };
+        for index in 0..sides_of_role {
             sides.start(job, *role, index)?;
         }
     }
@@ -281,9 +286,11 @@ pub fn reports(job: &Job, interrupts: &Interrupts) -> Result<(Job, Vec<Vec<PassR
             // No process can be named for these calls: the first gets all of them.
             pass[0].calls = Some(counter.stop()?);
         }
-        let (first, others) = pass.split_first().context("nobody reported")?;
-        let bytes: u64 = others.iter().map(|other| other.bytes).sum();
-        ensure!(others.is_empty() || first.bytes == bytes, "one side says {} bytes and the other {bytes}", first.bytes);
+        // A program that is both sides makes one report.
+        let (firsts, others) = pass.split_at(pass.len().min(job.receivers as usize));
+        let [first, other] = [firsts, others].map(|sides| sides.iter().map(|side| side.bytes).sum::<u64>());
+        let wanted = other * u64::from(job.receivers);
+        ensure!(others.is_empty() || first == wanted, "one side says {first} bytes and the other {wanted}");
         reports.push(pass);
     }
     sides.end()?;

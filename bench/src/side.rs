@@ -74,6 +74,9 @@ pub struct PassReport {
     /// Each round's nanoseconds, of a program in another language: [`PassReport::summed_up`] makes the percentiles
     #[serde(skip_serializing)]
     pub rounds_ns: Vec<u64>,
+    /// When each message of a broadcast at a rate was due, or came
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub times_ns: Vec<u64>,
     /// Of the channel, seen by the side that receives
     pub resident_bytes: Option<u64>,
 }

@@ -3,6 +3,7 @@
 //! program of its own (`peers.rs`).
 
 mod append;
+mod broadcast;
 pub mod c;
 mod call;
 mod framed;
@@ -13,6 +14,7 @@ mod packets;
 pub mod peers;
 mod pelton;
 mod pipe;
+mod redis;
 pub mod socket;
 mod threads;
 mod wire;
@@ -27,7 +29,7 @@ use self::{
     peers::{CARGO, FOREIGN, GO, JAVA, NODE, PYTHON, THREADS, built, go, locked},
     pelton::{ByDirectory, BySocket, Pelton, lasting},
     pipe::Pipe,
-    socket::{SockDgram, SockSeqpacket, SockStream, SockStreamBatched},
+    socket::{SockDgram, SockDgrams, SockSeqpacket, SockStream, SockStreamBatched},
 };
 use crate::{
     parameters::{Job, Kind, Process, Wait, words},
@@ -60,6 +62,7 @@ static SYSTEMS: &[System] = &[
             (Kind::Processes, part::<Pelton<BySocket>>),
             (Kind::Threads, |job| between::one_by_one(job, threads::pair(job)?)),
             (Kind::FanIn, |job| fan_in::part::<Pelton<BySocket>, _>(job, Pelton::gathering)),
+            (Kind::Broadcast, broadcast::part::<BySocket>),
             (Kind::Call, |job| calling(job, call::Pelton::new, call::PeltonServing::new)),
             (Kind::Append, |job| appending(job, append::pelton::open)),
             (Kind::AppendFile, |job| appending(job, file::open_records)),
@@ -71,6 +74,7 @@ static SYSTEMS: &[System] = &[
         about: "pelton, in a directory that keeps the channel: a tmpfs where there is one",
         sides: &[
             (Kind::Processes, part::<Pelton<ByDirectory>>),
+            (Kind::Broadcast, broadcast::part::<ByDirectory>),
             (Kind::Successors, |job| reattach::part(job, lasting(job))),
         ],
         process: Process { in_shared_memory: true, ..SYSTEM.process },
@@ -112,12 +116,19 @@ static SYSTEMS: &[System] = &[
     },
     System {
         name: "pelton-alone",
-        about: "pelton without the idle senders, or without the flooding client",
+        about: "pelton without the idle senders, the lagging subscribers, or the flooding client",
         sides: &[
+            (Kind::Broadcast, broadcast::part::<BySocket>),
             (Kind::FanIn, |job| fan_in::part::<Pelton<BySocket>, _>(job, Pelton::gathering)),
             (Kind::Call, |job| calling(job, call::Pelton::new, call::PeltonServing::new)),
         ],
         vary: |plan| plan.job.idle = 0,
+        ..OWN
+    },
+    System {
+        name: "pelton-copies",
+        about: "pelton with a channel to each receiver, into each of which the sender copies each message",
+        sides: &[(Kind::Broadcast, part::<broadcast::Copies>)],
         ..OWN
     },
     System {
@@ -192,8 +203,18 @@ static SYSTEMS: &[System] = &[
     },
     System {
         name: "sock-dgram",
-        about: "a Unix datagram socket",
-        sides: &[(Kind::Processes, part::<SockDgram>)],
+        about: "a Unix datagram socket; in a broadcast, one for each receiver",
+        sides: &[(Kind::Processes, part::<SockDgram>), (Kind::Broadcast, part::<SockDgrams>)],
+        ..SYSTEM
+    },
+    System {
+        name: "redis",
+        about: "Redis's publish-subscribe over a Unix socket, by the redis-server that is installed",
+        sides: &[(Kind::Broadcast, part::<redis::Redis>)],
+        waits: Waits::Own(|_| Wait::Block),
+        version: |_| redis::version().unwrap_or("Redis".to_string()),
+        build: |_, _, _| redis::version().map(|_| Vec::new()),
+        suite: Some("processes"),
         ..SYSTEM
     },
     System {
@@ -289,6 +310,7 @@ static SYSTEMS: &[System] = &[
     System {
         name: "zeromq-ipc",
         about: "ZeroMQ's ipc transport, by the libzmq that is installed",
+        sides: &[(Kind::Processes, peers::elsewhere), (Kind::Broadcast, peers::elsewhere)],
         process: Process { is_unpinned: true, ..CARGO.process },
         version: |_| "libzmq as installed".to_string(),
         build: |system, _, _| built(system.name).context("it needs libzmq: on Debian, install libzmq3-dev"),
@@ -348,7 +370,8 @@ static SYSTEMS: &[System] = &[
     },
     System {
         name: "aeron",
-        about: "Aeron's IPC, between two Java processes",
+        about: "Aeron's IPC, between two Java processes, or more",
+        sides: &[(Kind::Processes, peers::elsewhere), (Kind::Broadcast, peers::elsewhere)],
         only: &["stream", "roundtrip"],
         waits: Waits::Best(Wait::Spin, Wait::Spin),
         process: Process { is_unpinned: true, ..FOREIGN.process },

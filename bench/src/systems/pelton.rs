@@ -164,7 +164,7 @@ pub struct PeltonReceiving {
 }
 
 impl PeltonReceiving {
-    fn new(receiver: pelton::Receiver, job: &Job) -> Result<PeltonReceiving> {
+    pub fn new(receiver: pelton::Receiver, job: &Job) -> Result<PeltonReceiving> {
         let watch = Watch::of(job.wait, &receiver)?;
         let take = if job.in_place() { Take::InPlace } else { Take::Copy(Vec::with_capacity(job.sizes.max as usize)) };
         Ok(PeltonReceiving { receiver, watch, take, directory: job.directory.clone() })

@@ -94,6 +94,41 @@ impl Transport for SockDgram {
     }
 }
 
+/// A datagram socket for each receiver of a broadcast.
+pub struct SockDgrams;
+
+impl Transport for SockDgrams {
+    type Sending = PacketsToAll;
+    type Receiving = PacketReceiving;
+
+    fn sending(job: &Job, _: &str) -> Result<PacketsToAll> {
+        refuse_empty(job)?;
+        let to = |index| {
+            let (socket, _) = named(job, SOCKET, SocketType::DGRAM)?;
+            fit_packets(&socket, job)?;
+            connect(&socket, &address(job, &format!("{SOCKET}-{index}"))?)?;
+            Ok(PacketSending { wire: Wire::outgoing(socket, job.wait)? })
+        };
+        Ok(PacketsToAll((0..job.receivers).map(to).collect::<Result<_>>()?))
+    }
+
+    fn receiving(job: &Job, _: &str) -> Result<PacketReceiving> {
+        let (socket, own) = named(job, &format!("{SOCKET}-{}", job.index), SocketType::DGRAM)?;
+        rustix::net::bind(&socket, &own).context("binding the socket")?;
+        PacketReceiving::new(socket, job, job.wait)
+    }
+}
+
+/// Sends each packet to all.
+pub struct PacketsToAll(Vec<PacketSending>);
+
+impl Sending for PacketsToAll {
+    #[inline]
+    fn send(&mut self, payload: &[u8]) -> Result<()> {
+        self.0.iter_mut().try_for_each(|sending| sending.send(payload))
+    }
+}
+
 /// The endpoint that sends packets.
 pub struct PacketSending {
     wire: Wire,

@@ -4,6 +4,7 @@
 
 pub mod append;
 pub mod batches;
+pub mod broadcast;
 pub mod burst;
 pub mod call;
 pub mod fan_in;
@@ -32,6 +33,7 @@ pub static WORKLOADS: &[Workload] = &[
     workload::<lopsided::Lopsided>(),
     workload::<threads::Threads>(),
     workload::<fan_in::FanIn>(),
+    workload::<broadcast::Broadcast>(),
     workload::<call::Call>(),
     workload::<append::Append>(),
     workload::<memory::Memory>(),
@@ -46,6 +48,7 @@ pub fn part<T: Transport>(job: &Job) -> Result<()> {
         roundtrip::Roundtrip::NAME | burst::Burst::NAME => roundtrip::part::<T>(job),
         memory::Memory::NAME => memory::part::<T>(job),
         kill::Kill::NAME => kill::part::<T>(job),
+        broadcast::Broadcast::NAME => broadcast::part::<T>(job),
         _ => stream::part::<T>(job),
     }
 }

@@ -60,6 +60,8 @@ fn peers_between_processes_are_measured_in_every_workload_of_their_own() {
             ("idle", &[]),
             ("memory --count 5000", &[]),
             ("kill", &[]),
+            ("broadcast --receivers 3 --size 256 --count 5000", &[]),
+            ("broadcast --receivers 3 --size 65536 --count 300", &[]),
         ],
     );
     let spinning = "pelton,ipc_ring:spin,ipmpsc:spin,iceoryx2:spin,shmem-ipc:spin,zeromq-ipc:spin,iceoryx2:block";
@@ -97,6 +99,7 @@ fn peers_in_other_languages_are_measured() {
             ("roundtrip --size 65536 --count 100", all_but_aeron),
             ("call --size 64 --count 2000", &[]),
             ("call --size 64 --in-flight 10 --count 2000", &[]),
+            ("broadcast --receivers 2 --size 256 --count 5000", &[]),
         ],
     );
 }

@@ -65,6 +65,7 @@ fn a_system_that_cannot_do_it_is_skipped_with_the_reason() {
         ("append --count 10", "write", "measure it with append --file"),
         ("append --count 10", "sock-stream", "measure it with stream or any other"),
         ("fan-in --count 10", "pipe", "no part in fan-in"),
+        ("broadcast --count 10", "pipe", "no part in broadcast"),
         ("idle", "limits", "skipped limits: it has no part in idle: measure it with stream or roundtrip"),
         ("kill", "pelton-c", "measure it with stream or roundtrip or lopsided or idle"),
         ("stream --count 10 --wait uv", "pelton", "only a side in C is in libuv's loop"),
@@ -253,6 +254,52 @@ fn many_senders_are_measured_beside_one_and_beside_idle_ones() {
             assert_eq!(found.len(), sides, "{system}");
             assert!(["receiver", "sender-1"].iter().all(|side| found[*side]["cpu_seconds"].is_number()));
         }
+    }
+}
+
+#[test]
+fn one_sender_of_many_receivers_is_measured_beside_copies() {
+    let systems = "pelton:block,pelton-path:block,pelton-copies:block,sock-dgram:block";
+    for (receivers, size, count) in [(1, "256", 300), (3, "8..3000", 1000), (9, "65536", 50)] {
+        let command =
+            format!("broadcast --receivers {receivers} --size {size} --count {count} --runs 2 --systems {systems}");
+        for system in measured(&command, RATES) {
+            assert_eq!(system["parameters"]["receivers"], receivers);
+            assert!(figure(&system, "sender_ns") > 0.0, "{system}");
+            let sides = system["runs"][1]["sides"].as_object().unwrap();
+            assert_eq!(sides.len(), receivers + 1, "{system}");
+            assert!(sides["sender"]["cpu_seconds"].is_number(), "{system}");
+        }
+    }
+    // A subscriber that may be passed holds nobody up, and is no side of the run.
+    let command =
+        "broadcast --receivers 1 --lagging 2 --count 2000 --runs 1 --wait block --systems pelton,pelton-alone";
+    for system in measured(command, RATES) {
+        assert_eq!(system["runs"][0]["sides"].as_object().unwrap().len(), 2, "{system}");
+    }
+    let (systems, _) = report("broadcast --lagging 1 --count 100 --runs 1 --systems pelton,sock-dgram");
+    is_skipped(&systems[1], "the idler has no part");
+}
+
+#[test]
+fn each_receiver_has_a_latency_at_a_rate() {
+    let systems = "pelton,pelton-copies,sock-dgram";
+    let command = format!("broadcast --receivers 3 --rate 500 --count 40 --runs 1 --systems {systems}");
+    for system in measured(&command, &["p50_ns"]) {
+        let [fastest, all, slowest] = ["fastest_p50_ns", "p50_ns", "slowest_p50_ns"].map(|name| figure(&system, name));
+        assert!(0.0 < fastest && fastest <= slowest && all > 0.0, "{system}");
+        assert!(system["messages_per_second"].is_null(), "{system}");
+    }
+}
+
+#[test]
+fn redis_is_measured_in_a_broadcast_only_and_its_server_ends() {
+    if !has("redis-server", "Redis's publish-subscribe") {
+        return;
+    }
+    for (receivers, size) in [(1, "256"), (3, "65536")] {
+        let command = format!("broadcast --receivers {receivers} --size {size} --count 300 --runs 1 --systems redis");
+        assert!(figure(&measured(&command, &[])[0], "messages_per_second") > 0.0);
     }
 }
 

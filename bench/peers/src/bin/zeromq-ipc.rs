@@ -5,6 +5,9 @@
 //! favours it, because with the default it waits more often. It batches by itself, in its I/O thread, so this program
 //! does not. `--wait block` sleeps in its calls; `--wait spin` polls with ZMQ_DONTWAIT. Its I/O threads need processor
 //! time of their own: neither process is pinned to one CPU.
+//!
+//! One to many by XPUB and SUB. XPUB_NODROP has the sender wait instead of losing messages, and the marks are 64 MiB of
+//! messages, as much as pelton's lane has.
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
@@ -14,7 +17,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use pelton_bench::{
     endpoints::{Receiving, Sending, Transport},
-    parameters::{Job, Role, Wait},
+    parameters::{Job, Kind, Role, Wait},
 };
 use pelton_bench_peers::processes;
 
@@ -25,12 +28,16 @@ fn main() -> ExitCode {
 struct Zeromq;
 
 const PAIR: c_int = 0;
+const SUB: c_int = 2;
 const PULL: c_int = 7;
 const PUSH: c_int = 8;
+const XPUB: c_int = 9;
+const SUBSCRIBE: c_int = 6;
 const SNDHWM: c_int = 23;
 const RCVHWM: c_int = 24;
+const XPUB_VERBOSE: c_int = 40;
+const XPUB_NODROP: c_int = 69;
 const DONTWAIT: c_int = 1;
-static HIGH_WATER: c_int = 100_000;
 
 // The functions of libzmq that this program uses, as declared in zmq.h.
 #[link(name = "zmq")]
@@ -75,6 +82,14 @@ impl Drop for Socket {
     }
 }
 
+/// Messages that each side holds at most.
+fn high_water(job: &Job) -> c_int {
+    match job.kind {
+        Kind::Broadcast => ((64 << 20) / job.sizes.max.max(1)).clamp(16, 100_000) as c_int,
+        _ => 100_000,
+    }
+}
+
 fn open(job: &Job, kind: c_int) -> Result<Socket> {
     ensure!(job.wait != Wait::Epoll, "its descriptor is edge-triggered, and not measured here: write spin or block");
     // SAFETY: the calls are as declared in zmq.h, with pointers that are valid until they return.
@@ -83,12 +98,23 @@ fn open(job: &Job, kind: c_int) -> Result<Socket> {
         ensure!(!context.is_null(), trouble("making a context"));
         let socket = zmq_socket(context, kind);
         ensure!(!socket.is_null(), trouble("making a socket"));
-        for option in [SNDHWM, RCVHWM] {
-            let mark = (&raw const HIGH_WATER).cast();
-            ensure!(zmq_setsockopt(socket, option, mark, size_of::<c_int>()) == 0, trouble("setting a mark"));
+        let set = |option, value: c_int| {
+            let done = zmq_setsockopt(socket, option, (&raw const value).cast(), size_of::<c_int>());
+            ensure!(done == 0, trouble("setting an option"));
+            Ok(())
+        };
+        set(SNDHWM, high_water(job))?;
+        set(RCVHWM, high_water(job))?;
+        if kind == XPUB {
+            set(XPUB_NODROP, 1)?;
+            set(XPUB_VERBOSE, 1)?;
+        }
+        if kind == SUB {
+            ensure!(zmq_setsockopt(socket, SUBSCRIBE, std::ptr::null(), 0) == 0, trouble("subscribing"));
         }
         let name = CString::new(format!("ipc://{}", job.directory.join("zeromq").display()))?;
-        let open = if job.role.listens() { zmq_bind } else { zmq_connect };
+        let binds = if job.kind == Kind::Broadcast { kind == XPUB } else { job.role.listens() };
+        let open = if binds { zmq_bind } else { zmq_connect };
         ensure!(open(socket, name.as_ptr()) == 0, trouble("opening the socket"));
         Ok(Socket { socket, context, flags: if job.wait == Wait::Spin { DONTWAIT } else { 0 } })
     }
@@ -100,11 +126,20 @@ impl Transport for Zeromq {
 
     fn both(job: &Job) -> Result<(Outgoing, Incoming)> {
         let kind = match job.role {
+            Role::Sender if job.kind == Kind::Broadcast => XPUB,
+            Role::Receiver if job.kind == Kind::Broadcast => SUB,
             Role::Sender => PUSH,
             Role::Receiver => PULL,
             _ => PAIR,
         };
         let socket = std::rc::Rc::new(open(job, kind)?);
+        for _ in 0..if kind == XPUB { job.receivers } else { 0 } {
+            // A message for each subscription: a byte of 1 and the topic, which is empty.
+            let mut one = 0u8;
+            // SAFETY: it writes at most that byte.
+            let came = unsafe { zmq_recv(socket.socket, (&raw mut one).cast(), 1, 0) };
+            ensure!((came, one) == (1, 1), "a subscription was expected");
+        }
         Ok((Outgoing(socket.clone()), Incoming(socket, vec![0; job.sizes.max as usize])))
     }
 }

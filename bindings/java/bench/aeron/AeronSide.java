@@ -1,4 +1,5 @@
 import io.aeron.Aeron;
+import io.aeron.AeronCounters;
 import io.aeron.ExclusivePublication;
 import io.aeron.FragmentAssembler;
 import io.aeron.Publication;
@@ -20,7 +21,10 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import org.agrona.DirectBuffer;
 import org.agrona.concurrent.BackoffIdleStrategy;
+import org.agrona.concurrent.BusySpinIdleStrategy;
+import org.agrona.concurrent.IdleStrategy;
 import org.agrona.concurrent.UnsafeBuffer;
 
 /**
@@ -30,12 +34,15 @@ import org.agrona.concurrent.UnsafeBuffer;
  * publisher writes a message in place, without a copy of Aeron's own. The terms' memory is created and touched before
  * the passes (`preTouchMappedMemory`, no sparse files). Terms are of 16 MiB, or of `--capacity`. That is the best of
  * the tested sizes with messages of 256 bytes, one way, on two busy processors: 1 MiB 0.2 M/s, 4 MiB 0.9, 16 MiB 1.9,
- * 64 MiB 0.3. Both endpoints busy-poll (`Thread.onSpinWait`), as with its busy-spinning idle strategy.
+ * 64 MiB 0.3. Both endpoints busy-poll by its BusySpinIdleStrategy.
  *
  * <p>The media driver is in the process that receives first, with one thread for all (ThreadingMode.SHARED), which
  * backs off. For IPC it only creates the logs and advances the limit. There are two processors for three threads, so
  * neither process is pinned to one CPU. The driver's directory is in memory. Bounds checks are off, as its
  * documentation recommends for measuring.
+ *
+ * <p>One to many: each receiver has a subscription of its own, and reads in place; the driver is in the sender's
+ * process. With `--wait block`, endpoints back off by Aeron's BackoffIdleStrategy.
  *
  * <p>Before the passes 200,000 messages more are sent than with the other systems (of large ones 2 GiB), or 20,000
  * round trips, so that the measured code is compiled. A message above a fragment's limit, 65,472 bytes, cannot be
@@ -62,6 +69,10 @@ public final class AeronSide {
     private ExclusivePublication out;
     private Subscription in;
     private final BufferClaim claim = new BufferClaim();
+    private IdleStrategy idle;
+    /** One sender of many receivers, which read in place. */
+    private final boolean broadcasts;
+    private final int receivers;
     private final UnsafeBuffer copy;
     private final UnsafeBuffer offered;
 
@@ -88,6 +99,8 @@ public final class AeronSide {
         this.job = job;
         sizeMin = (int) number("\"min\"");
         sizeMax = (int) number("\"max\"");
+        broadcasts = job.contains("\"kind\":\"broadcast\"");
+        receivers = (int) number("\"receivers\"");
         delayNs = number("\"delay_us\"") * 1000;
         if (!job.contains("\"rate\":null")) {
             throw new IllegalArgumentException("it knows no rate: leave out --rate");
@@ -116,9 +129,10 @@ public final class AeronSide {
     private void run() throws Exception {
         String role = find("\"role\":\"([a-z-]+)\"");
         String wait = find("\"wait\":\"([a-z-]+)\"");
-        if (!wait.equals("spin")) {
-            throw new IllegalArgumentException("its endpoints busy-poll and never sleep: write spin");
+        if (!wait.equals("spin") && !wait.equals("block")) {
+            throw new IllegalArgumentException("it is not measured with an event loop: write spin or block");
         }
+        idle = wait.equals("spin") ? BusySpinIdleStrategy.INSTANCE : new BackoffIdleStrategy();
         int most = Math.min(termBytes() / 8, 16 << 20);
         if (sizeMin < 8 || sizeMax > most) {
             throw new IllegalArgumentException("it is measured with messages of 8 bytes at least, and has at most "
@@ -128,7 +142,7 @@ public final class AeronSide {
         boolean roundTrip = role.equals("asker") || role.equals("answerer");
         String directory = Path.of(find("\"directory\":\"([^\"]+)\""), "aeron").toString();
         MediaDriver driver = null;
-        if (listens) {
+        if (broadcasts ? role.equals("sender") : listens) {
             driver = MediaDriver.launchEmbedded(new MediaDriver.Context()
                 .aeronDirectoryName(directory)
                 .threadingMode(ThreadingMode.SHARED)
@@ -151,13 +165,27 @@ public final class AeronSide {
             while ((out != null && !out.isConnected()) || (in != null && in.imageCount() == 0)) {
                 Thread.onSpinWait();
             }
-            long compiled = Math.min(COMPILED, (2L << 30) / sizeMax);
+            while (broadcasts && out != null && subscribers(aeron) < receivers) {
+                Thread.sleep(1);
+            }
+            long compiled = Math.min(COMPILED, (2L << 30) / sizeMax) / receivers;
             once(role, roundTrip ? compiled / 10 : compiled, WARM_UP, null);
             passes(role, listens);
         }
         if (driver != null) {
             driver.close();
         }
+    }
+
+    /** The subscriptions that hold this publication up: each has a counter of its position. */
+    private int subscribers(Aeron aeron) {
+        int[] found = {0};
+        aeron.countersReader().forEach((counter, type, key, label) -> {
+            if (type == AeronCounters.DRIVER_SUBSCRIBER_POSITION_TYPE_ID && key.getInt(8) == out.sessionId()) {
+                found[0]++;
+            }
+        });
+        return found[0];
     }
 
     /** The default is the best size. */
@@ -252,9 +280,7 @@ public final class AeronSide {
             case "receiver" -> {
                 last = count - 1;
                 while (number < count) {
-                    if (in.poll(check, (int) Math.min(FRAGMENTS, count - number)) == 0) {
-                        Thread.onSpinWait();
-                    }
+                    idle.idle(in.poll(check, (int) Math.min(FRAGMENTS, count - number)));
                 }
             }
             case "asker" -> {
@@ -267,9 +293,7 @@ public final class AeronSide {
                     sizes = seedAfter(sizes);
                     send(offered, n, sizeOf(sizes));
                     while (number == n) {
-                        if (in.poll(check, 1) == 0) {
-                            Thread.onSpinWait();
-                        }
+                        idle.idle(in.poll(check, 1));
                     }
                     if (took != null) {
                         took[(int) n] = Math.max(now() - start - 2 * delayNs, 0);
@@ -280,9 +304,7 @@ public final class AeronSide {
                 last = -1;
                 while (number < count) {
                     long before = number;
-                    if (in.poll(check, 1) == 0) {
-                        Thread.onSpinWait();
-                    }
+                    idle.idle(in.poll(check, 1));
                     if (number > before) {
                         busy(delayNs);
                         send(copy, before, lastSize);
@@ -295,16 +317,22 @@ public final class AeronSide {
     private long last;
     private int lastSize;
 
-    private void check(org.agrona.DirectBuffer buffer, int offset, int length, io.aeron.logbuffer.Header header) {
+    private void check(DirectBuffer buffer, int offset, int length, io.aeron.logbuffer.Header header) {
         int size = nextReceivedSize();
-        // Copied out, as by all systems here.
-        buffer.getBytes(offset, copy, 0, length);
-        if (length != size || copy.getLong(0, ByteOrder.LITTLE_ENDIAN) != number) {
+        DirectBuffer message = buffer;
+        int start = offset;
+        if (!broadcasts) {
+            // Copied out, as by all systems here.
+            buffer.getBytes(offset, copy, 0, length);
+            message = copy;
+            start = 0;
+        }
+        if (length != size || message.getLong(start, ByteOrder.LITTLE_ENDIAN) != number) {
             throw new IllegalStateException("message " + number + " was lost, doubled or out of order");
         }
         if (number < whole || number == last) {
             for (int at = 8; at < length; at++) {
-                if (copy.getByte(at) != pattern[at]) {
+                if (message.getByte(start + at) != pattern[at]) {
                     throw new IllegalStateException("message " + number + " has other bytes than were sent");
                 }
             }
@@ -354,12 +382,12 @@ public final class AeronSide {
         }
     }
 
-    private static void waitOrFail(long position) {
+    private void waitOrFail(long position) {
         if (position == Publication.CLOSED || position == Publication.NOT_CONNECTED
             || position == Publication.MAX_POSITION_EXCEEDED) {
             throw new IllegalStateException("the publication ended: " + position);
         }
-        Thread.onSpinWait();
+        idle.idle();
     }
 
     private static void busy(long ns) {

@@ -1,0 +1,144 @@
+//! One sender of many receivers: pelton's publisher, and a pelton sender for each receiver.
+
+use std::marker::PhantomData;
+
+use anyhow::{Context, Result, ensure};
+use pelton::{Policy, Publisher, Subscriber};
+
+use super::pelton::{ByDirectory, BySocket, PeltonReceiving, lasting, options};
+use crate::{
+    endpoints::{CONNECT, Receiving, Sending, THERE, Transport},
+    parameters::{Job, Role, Wait},
+    side::{passes, say},
+    workloads::broadcast,
+};
+
+/// A broadcast, whose sides connect by `M`.
+pub struct Broadcast<M>(PhantomData<M>);
+
+/// How the two sides of a broadcast find each other.
+pub trait Meeting {
+    fn publisher(job: &Job) -> Result<Publisher>;
+    /// Waits for the publisher, at most until the options' deadline.
+    fn subscriber(job: &Job, policy: Policy) -> Result<Subscriber>;
+}
+
+impl Meeting for BySocket {
+    fn publisher(job: &Job) -> Result<Publisher> {
+        lasting(job).publish_at(&name(job)).context("publishing")
+    }
+
+    fn subscriber(job: &Job, policy: Policy) -> Result<Subscriber> {
+        options(job).policy(policy).connect_subscriber(&name(job)).context("subscribing")
+    }
+}
+
+impl Meeting for ByDirectory {
+    fn publisher(job: &Job) -> Result<Publisher> {
+        lasting(job).create_publisher(job.directory.join(THERE)).context("publishing")
+    }
+
+    fn subscriber(job: &Job, policy: Policy) -> Result<Subscriber> {
+        options(job).policy(policy).open_subscriber(job.directory.join(THERE)).context("subscribing")
+    }
+}
+
+fn name(job: &Job) -> String {
+    format!("unix:{}", job.directory.join(THERE).display())
+}
+
+/// One side's part: that of a stream, or the subscribers that lag.
+pub fn part<M: Meeting>(job: &Job) -> Result<()> {
+    if job.role == Role::Idler { lag::<M>(job) } else { broadcast::part::<Broadcast<M>>(job) }
+}
+
+/// Subscribers that may be passed, and receive what they can, each on a thread. They connect once the publisher is
+/// there, which waits for them.
+fn lag<M: Meeting>(job: &Job) -> Result<()> {
+    say(&"ready")?;
+    std::thread::scope(|scope| {
+        for _ in 0..job.idle {
+            scope.spawn(|| -> Result<()> {
+                let mut subscriber = M::subscriber(job, Policy::Lag)?;
+                // Its end is that of the publisher.
+                while subscriber.receive().is_ok() {}
+                Ok(())
+            });
+        }
+    });
+    passes(&Job { passes: Vec::new(), ..job.clone() }, |_| unreachable!("there is no pass"))
+}
+
+impl<M: Meeting> Transport for Broadcast<M> {
+    type Sending = Publishing;
+    type Receiving = Subscribing;
+
+    fn sending(job: &Job, _: &str) -> Result<Publishing> {
+        blocks_or_spins(job)?;
+        let mut publisher = M::publisher(job)?;
+        let all = (job.receivers + job.idle) as usize;
+        let are_there = publisher.wait_subscribers_until(all, std::time::Instant::now() + CONNECT)?;
+        ensure!(are_there, "only {} of {all} subscribers came", publisher.subscriber_count());
+        Ok(Publishing(publisher))
+    }
+
+    fn receiving(job: &Job, _: &str) -> Result<Subscribing> {
+        blocks_or_spins(job)?;
+        Ok(Subscribing(M::subscriber(job, Policy::Gate)?))
+    }
+}
+
+fn blocks_or_spins(job: &Job) -> Result<()> {
+    ensure!(matches!(job.wait, Wait::Spin | Wait::Block), "it is not measured with an event loop: write spin or block");
+    Ok(())
+}
+
+pub struct Publishing(Publisher);
+
+impl Sending for Publishing {
+    #[inline(always)]
+    fn send(&mut self, payload: &[u8]) -> Result<()> {
+        Ok(self.0.send(payload)?)
+    }
+}
+
+pub struct Subscribing(Subscriber);
+
+impl Receiving for Subscribing {
+    #[inline(always)]
+    fn receive<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        Ok(inspect(&self.0.receive()?))
+    }
+}
+
+/// A channel to each receiver, into each of which the sender copies each message.
+pub struct Copies;
+
+impl Transport for Copies {
+    type Sending = Copying;
+    type Receiving = PeltonReceiving;
+
+    fn sending(job: &Job, _: &str) -> Result<Copying> {
+        blocks_or_spins(job)?;
+        let listener = lasting(job).listen(&name(job)).context("listening")?;
+        let until = std::time::Instant::now() + CONNECT;
+        let accept = |_| listener.accept_sender_until(until)?.context("nobody connected");
+        Ok(Copying((0..job.receivers).map(accept).collect::<Result<_>>()?))
+    }
+
+    fn receiving(job: &Job, _: &str) -> Result<PeltonReceiving> {
+        PeltonReceiving::new(options(job).connect_receiver(&name(job)).context("connecting")?, job)
+    }
+}
+
+pub struct Copying(Vec<pelton::Sender>);
+
+impl Sending for Copying {
+    #[inline(always)]
+    fn send(&mut self, payload: &[u8]) -> Result<()> {
+        for sender in &mut self.0 {
+            sender.send(payload)?;
+        }
+        Ok(())
+    }
+}
