@@ -520,7 +520,7 @@ fn a_slow_gate_lags_after_its_time_though_it_goes_on_and_is_not_waited_for() {
             break;
         }
     }
-    let state = publisher.subscribers()[0];
+    let state = publisher.subscribers().remove(0);
     assert!(state.lags && state.holds.is_none(), "{state:?}");
     while slow.try_receive().unwrap().is_some() {}
     // It has caught up, gates again, and stops.

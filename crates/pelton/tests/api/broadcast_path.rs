@@ -301,7 +301,7 @@ fn a_loop_opens_both_sides_and_each_learns_of_the_durable_subscription() {
     assert!(!subscriber.continues());
     expect(&mut subscriber, 1..=1);
     // Each waits for the other one of its role.
-    let mut second = wait().start_create_publisher(&path).unwrap();
+    let mut second = Options::new().connect_deadline(deadline()).start_create_publisher(&path).unwrap();
     let mut successor = wait().durable("audit").start_open_subscriber(&path).unwrap();
     assert!(second.try_finish().unwrap().is_none() && successor.try_finish().unwrap().is_none());
     assert_eq!(first.admit().unwrap(), 1);
@@ -320,6 +320,7 @@ fn a_loop_opens_both_sides_and_each_learns_of_the_durable_subscription() {
     assert!(!other.continues());
     send(&mut second, 1);
     expect(&mut other, 4..=4);
+    assert_eq!(second.admit().unwrap(), 2);
     let names: Vec<_> = second.subscribers().into_iter().map(|state| state.durable).collect();
     assert_eq!(names, [Some("audit".to_owned()), None]);
     drop((subscriber, other, second));
