@@ -38,7 +38,13 @@ NOT-A-CHANNEL-ERROR, NO-SPACE-ERROR, REBOOTED-ERROR and others."
                                             deadline-ns uids mode)
                        (opening (out %make-publisher :spins (eq wait :spin)) (%publisher-open name options out)))))
         (unless (and (typep opened 'role-taken-error) deadline (not (past-p deadline)))
-          (return (check opened)))))))
+          (return (check opened)))
+        ;; An interrupt that is pending runs here: a macro opens without interrupts.
+        (with-interrupts nil)))))
+
+(defun durable-name (durable)
+  "DURABLE as C gets it. It refuses one with a space; with a zero it would get a shorter one."
+  (and durable (substitute #\Space (code-char 0) durable)))
 
 (defun open-subscriber (name &key timeout policy lag-after slack start-from durable wait capacity message-bytes-max
                                uids mode)
@@ -65,7 +71,7 @@ NO-LISTENER-ERROR, REFUSED-ERROR and others; on a path NO-CHANNEL-ERROR, ROLE-TA
         (lag-after-ns (and lag-after (max 1 (seconds-to-ns lag-after))))
         (start-from (if (eq start-from :oldest) +oldest+ start-from))
         (spins (eq wait :spin)))
-    (with-path (durable durable)
+    (with-path (durable (durable-name durable))
       (if (typep name 'publisher)
           (check (with-options (options subscriber-options wait policy lag-after-ns slack start-from durable capacity
                                         message-bytes-max uids mode)
@@ -80,7 +86,7 @@ NO-LISTENER-ERROR, REFUSED-ERROR and others; on a path NO-CHANNEL-ERROR, ROLE-TA
 publisher up no more. Does not wait. Signals REFUSED-ERROR if there is none of the name, ROLE-TAKEN-ERROR while a
 process uses it, NAME-ERROR, NO-CHANNEL-ERROR, NOT-A-CHANNEL-ERROR."
   (check-library)
-  (check (attempt (%subscription-remove name durable)))
+  (check (attempt (%subscription-remove name (durable-name durable))))
   (values))
 
 (defmacro with-publisher ((publisher name &rest options) &body body)

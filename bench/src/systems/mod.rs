@@ -212,6 +212,7 @@ static SYSTEMS: &[System] = &[
         about: "Redis's publish-subscribe over a Unix socket, by the redis-server that is installed",
         sides: &[(Kind::Broadcast, part::<redis::Redis>)],
         waits: Waits::Own(|_| Wait::Block),
+        process: Process { is_unpinned: true, ..SYSTEM.process },
         version: |_| redis::version().unwrap_or("Redis".to_string()),
         build: |_, _, _| redis::version().map(|_| Vec::new()),
         suite: Some("processes"),

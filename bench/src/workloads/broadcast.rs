@@ -67,7 +67,7 @@ impl Options for Broadcast {
         }
         let defaults = Defaults {
             kind: Kind::Broadcast,
-            sleeps: receivers > 1 || rate.is_some(),
+            sleeps: receivers + lagging > 1 || rate.is_some(),
             systems: if lagging > 0 { "pelton,pelton-alone" } else { "pelton,pelton-copies,sock-dgram" },
             ..ONE_WAY
         };
@@ -77,7 +77,7 @@ impl Options for Broadcast {
         })?;
         (plan.job.receivers, plan.job.idle, plan.job.calls.rate) = (receivers, lagging, rate);
         plan.job.messages_each = receivers;
-        if receivers > 1 && plan.placement == Some(Placement::Apart) {
+        if receivers + lagging > 1 && plan.placement == Some(Placement::Apart) {
             plan.placement = Some(Placement::Free);
         }
         Ok(Plan {

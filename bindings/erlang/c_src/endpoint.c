@@ -682,9 +682,8 @@ static void publisher_ready(struct endpoint *endpoint)
         if (waiter->for_subscribers || code != PELTON_OK)
             send_result(NULL, endpoint, waiter, atom_ready);
     }
-    /* After an error, as without free descriptors, the next use of the publisher watches it again. */
-    if (code >= 0)
-        endpoint_watch(endpoint, PELTON_OK);
+    /* Also after an error, as without free descriptors: a timer of the publisher repeats what failed. */
+    endpoint_watch(endpoint, PELTON_OK);
 }
 
 void endpoint_ready(struct endpoint *endpoint)

@@ -158,7 +158,8 @@ is_value(active, Value) -> is_boolean(Value) orelse Value =:= once orelse (is_in
 is_value(policy, Value) -> lists:member(Value, [gate, lag, latest]);
 is_value(start_from, Value) -> Value =:= now orelse Value =:= oldest orelse (is_integer(Value) andalso Value > 0);
 is_value(hold_max, Value) -> is_integer(Value) andalso Value >= 0;
-is_value(durable, Value) -> is_binary(Value) orelse is_list(Value);
+is_value(durable, Value) ->
+    try binary:match(iolist_to_binary(Value), <<0>>) =:= nomatch catch error:badarg -> false end;
 is_value(messages, Value) -> Value =:= copy orelse Value =:= hold;
 is_value(_, Value) -> is_integer(Value) andalso Value > 0.
 

@@ -404,8 +404,9 @@ pub fn broadcast(path: impl AsRef<Path>) -> Result<BroadcastInfo> {
 /// false if the broadcast has none of the name.
 ///
 /// # Errors
-/// [`Error::RoleTaken`] while a process uses it; as [`broadcast`].
+/// [`Error::RoleTaken`] while a process uses it; [`Error::Name`]; as [`broadcast`].
 pub fn remove_durable(path: impl AsRef<Path>, name: &str) -> Result<bool> {
+    crate::path_broadcast::check_durable(name)?;
     let directory = open_any(path.as_ref())?;
     directory.check_kind(true)?;
     directory.remove_durable(name)

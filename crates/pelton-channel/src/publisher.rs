@@ -617,7 +617,10 @@ impl Publisher {
                     .map(|(since, _)| since.elapsed()),
             }
         };
-        let all = self.subscriptions.iter().enumerate();
+        // In a directory, one that was removed stays until the next call that admits.
+        let is_removed =
+            |slot: usize| self.path.is_some() && !self.lane.joined().any(|(joined, ..)| joined as usize == slot);
+        let all = self.subscriptions.iter().enumerate().filter(|&(slot, _)| !is_removed(slot));
         all.filter_map(|(slot, subscription)| Some(state(slot, subscription.as_deref()?))).collect()
     }
 

@@ -394,6 +394,10 @@ impl Receiver {
         let page = self.lanes.current.consumer.consumer_page();
         probe!(pelton, receive, page.messages(), page.bytes());
         let Some(deadline) = deadline.until() else { return self.peek() };
+        // One that has passed is no wait, so it has no part in the policy of waits.
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return self.peek();
+        }
         // The fast path has just polled the header. Another poll would take the ownership of its cache line from the
         // sender, which may be about to write there.
         let is_usual = self.endpoint.owner.is_current()

@@ -199,7 +199,7 @@ impl Data {
 ///
 /// # Safety
 /// Both addresses have `bytes` valid bytes, which do not overlap.
-#[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+#[cfg(all(target_arch = "x86_64", target_feature = "sse2", not(miri), not(loom)))]
 unsafe fn copy_blocks_racing(from: *const u8, to: *mut u8, bytes: usize) -> usize {
     let blocks = bytes / 64;
     if blocks > 0 {
@@ -239,13 +239,13 @@ unsafe fn copy_blocks_racing(from: *const u8, to: *mut u8, bytes: usize) -> usiz
 impl Data {
     /// Copies `source` into the lane, and zeros into the rest of its last word.
     pub(crate) fn copy_in_racing(&self, offset: u64, source: &[u8]) {
-        #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+        #[cfg(all(target_arch = "x86_64", target_feature = "sse2", not(miri), not(loom)))]
         // SAFETY: the caller has checked the bounds. `source` is a shared slice, so it is not in the writable mapping.
         let done = unsafe {
             let to = self.payload(offset, source.len() as u64);
             copy_blocks_racing(source.as_ptr(), to.as_ptr(), source.len())
         };
-        #[cfg(not(all(target_arch = "x86_64", not(miri), not(loom))))]
+        #[cfg(not(all(target_arch = "x86_64", target_feature = "sse2", not(miri), not(loom))))]
         let done = 0;
         for (i, chunk) in source[done..].chunks(8).enumerate() {
             let mut bytes = [0; 8];
@@ -260,7 +260,7 @@ impl Data {
     pub(crate) fn copy_out_racing(&self, offset: u64, bytes: u64, target: &mut alloc::vec::Vec<u8>) {
         target.clear();
         target.reserve((bytes as usize).next_multiple_of(8));
-        #[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+        #[cfg(all(target_arch = "x86_64", target_feature = "sse2", not(miri), not(loom)))]
         // SAFETY: the caller has checked the bounds, and `reserve` has made the space, which is in no lane.
         unsafe {
             let from = self.payload(offset, bytes);

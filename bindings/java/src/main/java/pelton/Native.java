@@ -29,7 +29,7 @@ import org.jspecify.annotations.Nullable;
  */
 final class Native {
     static final long NO_WAIT = 0;
-    /** A deadline that has passed: what busy-polls does so for some microseconds, and then it does not wait. */
+    /** A deadline that has passed: the C function looks by its fast path, which NO_WAIT does not take. */
     static final long SOON = 1;
     static final long FOREVER = Long.MAX_VALUE;
     /** The longest call that waits: an interrupt ends the wait after at most that. */
