@@ -809,7 +809,8 @@ fn hex(bytes: &[u8]) -> String {
 const ROLE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Repeats `attempt` until it finds something, or reports that waiting is useless: until the deadline, but for at least
-/// [`ROLE_TIMEOUT`]; once if the deadline has passed. A wait for a lock has no deadline, so this polls, at first once a millisecond and later every ten.
+/// [`ROLE_TIMEOUT`]; once if the deadline has passed. A wait for a lock has no deadline, so this polls, at first once a
+/// millisecond and later every ten.
 async fn retry_until<T>(
     deadline: Option<Instant>,
     waiter: &Waiter,

@@ -10,7 +10,7 @@ use super::files::{
     of_lane,
 };
 use super::pages::{DAMAGED, Header, boot_id, bytes_of, check_preamble_of, u32_at, u64_at};
-use super::{Access, Directory, PRODUCER_PID_AT, retry_until};
+use super::{Access, CHANNEL, Directory, PRODUCER_PID_AT, retry_until};
 use crate::error::{Error, Result};
 use crate::opening::Waiter;
 use pelton_lane::{
@@ -147,14 +147,22 @@ impl Directory {
         waiter: &Waiter,
     ) -> Result<SubscriberRole> {
         let table = self.table(true)?;
+        let mut is_growing = false;
         let attempt = || {
-            let found = match durable {
-                None => self.claim_free_slot(table_of(&table))?,
-                Some(name) => self.claim_durable(table_of(&table), name)?,
-            };
+            let Some(name) = durable else { return Ok((self.claim_free_slot(table_of(&table))?, true)) };
+            // Not by a wait for the lock, because a stopped process may hold it, and this may run in an event loop.
+            let growth = self.try_role(CHANNEL)?;
+            is_growing = growth.is_none();
+            let found = if is_growing { None } else { self.claim_durable(table_of(&table), name)? };
             Ok((found, true))
         };
         let Some((slot, lock)) = retry_until(deadline, waiter, attempt).await? else {
+            if is_growing {
+                let path = self.dir.path.display();
+                return Err(Error::TimedOut(format!(
+                    "waiting for a process that opens a durable subscription of {path}"
+                )));
+            }
             return Err(match durable.and_then(|name| self.durable_slot(table_of(&table), name)) {
                 Some(slot) => self.slot_taken(table_of(&table), slot),
                 None => Error::Refused(format!(
@@ -219,8 +227,8 @@ impl Directory {
         refused.map_or(Ok(None), Err)
     }
 
+    /// The caller has the lock of the growth.
     fn claim_durable(&self, table: &CursorTable, name: &str) -> Result<Option<(u32, Lock)>> {
-        let _growth = self.lock_growth()?;
         if let Some(slot) = self.durable_slot(table, name) {
             return Ok(self.try_slot(slot)?.map(|lock| (slot, lock)));
         }
