@@ -393,3 +393,18 @@ func TestClosingEndsAWait(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+func TestAfterCloseANameIsFreeAndTheEndIsKnown(t *testing.T) {
+	ctx, name := soon(t), place(t)
+	for range 100 {
+		p := must(Publish(name, &Options{Capacity: 1 << 16}))
+		leaving, staying := must(ConnectSubscriber(ctx, name, nil)), must(ConnectSubscriber(ctx, name, nil))
+		// The publisher attends to its end while it is closed.
+		leaving.Close()
+		p.Close()
+		if !staying.sub.Consumer.ProducerClosed() {
+			t.Fatal("Close returned before the lane was closed")
+		}
+		staying.Close()
+	}
+}

@@ -317,9 +317,6 @@ func (p *Publisher) admit(joining *handshake.Joining) {
 // part removes a subscriber: it has closed, broken the rules, or died.
 func (p *Publisher) part(join uint64, why error) {
 	p.lane.Remove(join)
-	if p.holder == join {
-		p.holder = 0
-	}
 	for slot, s := range p.subscriptions {
 		if s == nil || s.join != join {
 			continue

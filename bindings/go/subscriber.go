@@ -342,7 +342,7 @@ func (s *Subscriber) Resume(ctx context.Context) error {
 		return err
 	}
 	s.missedBefore += former.Consumer.Missed()
-	s.counted, s.broken = 0, nil
+	s.counted, s.missedNow, s.broken = 0, 0, nil
 	closeSubscription(former)
 	unmapSubscription(former)
 	return nil

@@ -61,7 +61,7 @@ fn a_system_that_cannot_do_it_is_skipped_with_the_reason() {
     assert!(ratios["ratios"].as_object().unwrap().is_empty());
     for (workload, system, words) in [
         ("stream --count 10", "bump", "measure it with append"),
-        ("stream --count 10", "pelton-alone", "measure it with fan-in"),
+        ("stream --count 10", "pelton-alone", "measure it with broadcast"),
         ("append --count 10", "write", "measure it with append --file"),
         ("append --count 10", "sock-stream", "measure it with stream or any other"),
         ("fan-in --count 10", "pipe", "no part in fan-in"),

@@ -45,13 +45,17 @@ func (g *Guard) TryEnter() bool { return g.state.CompareAndSwap(0, InBrief) }
 // caller tears it down.
 func (g *Guard) Leave(from uint32) bool { return !g.state.CompareAndSwap(from, 0) }
 
-// Close makes later calls fail. isAlone: no goroutine is in a call, and the caller tears the handle down. isAgain: it
-// was closed before.
+// Close makes later calls fail, after one that began by TryEnter. isAlone: no goroutine is in a call, and the caller
+// tears the handle down. isAgain: it was closed before.
 func (g *Guard) Close() (isAlone, isAgain bool) {
 	for {
 		state := g.state.Load()
 		if state&closing != 0 {
 			return false, true
+		}
+		if state == InBrief {
+			runtime.Gosched()
+			continue
 		}
 		if g.state.CompareAndSwap(state, state|closing) {
 			return state == 0, false
