@@ -528,15 +528,18 @@ func (w *publishWait) Arm() (bool, error) {
 		if !p.lane.Arm(p.wantedBytes, p.untilReleased, kernel.Membarrier) {
 			return false, nil
 		}
+		holder, _ := p.lane.Holder()
 		// A subscriber that the lane counts no more would not ring.
 		if ok, err := w.Poll(); ok || err != nil {
 			w.Disarm()
 			return false, err
 		}
-		// The poll ends the sleep when it lets the holder lag, or removes one: the next slowest would not ring.
-		if p.lane.IsArmed() {
+		// The poll ends the sleep when it lets the holder lag, or removes one, and may have loaded that another one is
+		// the slowest by now: the next slowest would not ring.
+		if now, _ := p.lane.Holder(); p.lane.IsArmed() && now.Join == holder.Join {
 			break
 		}
+		p.lane.Disarm()
 	}
 	if left, ok := p.lagsIn(); ok {
 		p.lagTimer = time.AfterFunc(left, p.side.Doorbell.Wake)

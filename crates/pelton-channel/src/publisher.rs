@@ -916,6 +916,7 @@ impl Side for Space<'_> {
             if !armed {
                 return Ok(false);
             }
+            let holder = self.publisher.lane.holder().map(|holder| holder.join);
             // A subscriber that the lane counts no more would not ring.
             if self.poll()? {
                 self.disarm();
@@ -931,9 +932,13 @@ impl Side for Space<'_> {
                 self.publisher.attend()?;
                 return Ok(false);
             }
-            // The poll ends the sleep when it lets the holder lag: the next slowest would not ring.
+            // The poll ends the sleep when it lets the holder lag, and may have loaded that another one is the slowest
+            // by now: the next slowest would not ring.
             if self.publisher.lane.is_armed() {
-                return Ok(true);
+                if self.publisher.lane.holder().map(|holder| holder.join) == holder {
+                    return Ok(true);
+                }
+                self.disarm();
             }
         }
     }
