@@ -592,10 +592,12 @@ fn a_traced_request_in_a_full_lane_sleeps_until_there_is_space() {
             (call, client)
         });
         wait_until_thread_polls(thread.recv().unwrap());
-        assert!(take_calls(&mut services[0]).is_empty());
+        // It may come while the service still takes what fills the lane.
+        let mut taken = take_calls(&mut services[0]);
         let (call, _client) = calling.join().unwrap();
         assert!(call.is_some(), "there was space");
-        assert_eq!(take_calls(&mut services[0])[0].1, takes_traced.then(span));
+        taken.extend(take_calls(&mut services[0]));
+        assert_eq!((taken.len(), taken[0].1), (1, takes_traced.then(span)));
     }
 }
 
