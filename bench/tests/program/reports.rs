@@ -103,7 +103,7 @@ fn the_limits_are_measured_or_skipped_with_the_reason() {
 }
 
 #[test]
-#[ignore = "takes minutes: cargo test -p pelton-bench --test program the_search -- --ignored"]
+#[ignore = "takes minutes: ./run test-bench the_search"]
 fn the_search_compares_pelton_with_a_ring_at_each_bound() {
     let set = rustix::thread::sched_getaffinity(None).unwrap();
     if !(set.is_set(0) && set.is_set(1) && can_c(false)) {
