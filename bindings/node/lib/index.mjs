@@ -3,6 +3,6 @@ import pelton from './index.js';
 
 export const {
   Client, Failed, Listener, PeltonError, Publisher, Receiver, RecordFile, RecordReader, Sender, Service, Subscriber,
-  gather, listen, publish, setLog, threads,
+  gather, listen, publish, removeSubscription, setLog, threads,
 } = pelton;
 export default pelton;
