@@ -1,10 +1,11 @@
 //! The publisher of a broadcast, and its subscribers.
 
-use crate::c::{Bytes, Info, New, Options, Out, OutArray, Text, check_size, sized_structures, structures, text};
+use crate::c::{
+    Bytes, Info, New, Options, Out, OutArray, Text, check_size, directory, sized_structures, structures, text,
+};
 use crate::code::{self, Answer, armed, done, found, is_done, sent};
 use crate::entries::entries;
 use crate::handle::{Handle, Kind, Object, State};
-use crate::opening::directory;
 use crate::options::{self, PublisherOptions, SubscriberOptions};
 use crate::receiver::numbers;
 use pelton::raw::Record;

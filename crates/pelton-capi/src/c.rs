@@ -96,6 +96,15 @@ pub fn text(name: &CStr) -> Answer<&str> {
     code::done(Name::parse(text)).map(|_| text)
 }
 
+/// The directory of "path:DIR"; `None`: it is another name.
+pub fn directory(name: &CStr) -> Answer<Option<&Path>> {
+    match name.to_bytes().strip_prefix(b"path:") {
+        None => Ok(None),
+        Some(b"") => Err(code::tell(code::NAME, "\"path:\" names no directory: write path:DIR")),
+        Some(directory) => Ok(Some(Path::new(OsStr::from_bytes(directory)))),
+    }
+}
+
 macro_rules! values {
     ($($type:ty)*) => {
         $(impl Parameter for $type {

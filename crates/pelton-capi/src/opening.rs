@@ -1,7 +1,7 @@
 //! Opening endpoints, with and without waiting; listening and accepting.
 
 use crate::broadcast::Subscriber;
-use crate::c::{New, Options, Text, text};
+use crate::c::{New, Options, Text, directory, text};
 use crate::code::{self, Answer, done, found};
 use crate::entries::entries;
 use crate::handle::{Kind, Object};
@@ -9,10 +9,9 @@ use crate::options::{self, ChannelOptions, SubscriberOptions};
 use crate::receiver::Receiver;
 use crate::sender::Sender;
 use pelton::{Deadline, Listener};
-use std::ffi::{CStr, OsStr};
+use std::ffi::CStr;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -32,15 +31,6 @@ impl Place<'_> {
             Some(directory) if options.creates()? => Place::Created(directory),
             Some(directory) => Place::Existing(directory),
         })
-    }
-}
-
-/// The directory of "path:DIR"; `None`: it is another name.
-pub fn directory(name: &CStr) -> Answer<Option<&Path>> {
-    match name.to_bytes().strip_prefix(b"path:") {
-        None => Ok(None),
-        Some(b"") => Err(code::tell(code::NAME, "\"path:\" names no directory: write path:DIR")),
-        Some(directory) => Ok(Some(Path::new(OsStr::from_bytes(directory)))),
     }
 }
 

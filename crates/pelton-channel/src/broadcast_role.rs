@@ -4,9 +4,8 @@ use crate::directory::{Directory, table_of};
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::link::{Link, UNKNOWN_PEER};
-use crate::path_broadcast::check_durable;
 use crate::transport::{PathTransport, PeerRole};
-use pelton_lane::BroadcastProducer;
+use pelton_lane::{BroadcastProducer, DURABLE_BYTES_MAX};
 use pelton_os::lock::Lock;
 use pelton_os::{self as os, Descriptor, Segment};
 use std::io::ErrorKind;
@@ -34,6 +33,18 @@ pub(crate) struct BroadcastRole {
     pub(crate) past: u64,
     /// Of a subscriber: a later publisher has gone.
     pub(crate) is_gone: bool,
+}
+
+/// Checks the name of a durable subscription.
+pub(crate) fn check_durable(name: &str) -> Result<()> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if !name.is_empty() && name.len() <= DURABLE_BYTES_MAX && name.chars().all(fits) {
+        return Ok(());
+    }
+    Err(Error::Name {
+        name: name.to_owned(),
+        problem: format!("is no durable name: use 1 to {DURABLE_BYTES_MAX} letters, digits, '.', '_' or '-'"),
+    })
 }
 
 /// A publisher's part of a broadcast in a directory.

@@ -406,7 +406,7 @@ pub fn broadcast(path: impl AsRef<Path>) -> Result<BroadcastInfo> {
 /// # Errors
 /// [`Error::RoleTaken`] while a process uses it; [`Error::Name`]; as [`broadcast`].
 pub fn remove_durable(path: impl AsRef<Path>, name: &str) -> Result<bool> {
-    crate::path_broadcast::check_durable(name)?;
+    crate::broadcast_role::check_durable(name)?;
     let directory = open_any(path.as_ref())?;
     directory.check_kind(true)?;
     directory.remove_durable(name)

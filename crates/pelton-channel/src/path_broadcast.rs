@@ -1,7 +1,7 @@
 //! A broadcast in a directory: subscribers join by themselves, days after a message or before the first one, and a
 //! durable one keeps its place while no process uses it. `directory/broadcast.rs` has the files.
 
-use crate::broadcast_role::{BroadcastRole, PublisherPath};
+use crate::broadcast_role::{BroadcastRole, PublisherPath, check_durable};
 use crate::directory::{Access, Directory, PublisherRole, SubscriberRole, table_of};
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
@@ -13,7 +13,7 @@ use crate::publisher::{Publisher, PublisherParts, Subscription};
 use crate::settings::Settings;
 use crate::subscriber::{Subscriber, SubscriberMemory, SubscriberParts, broadcast_memory};
 use crate::transport::{Found, PathTransport, PeerRole};
-use pelton_lane::{BroadcastConsumer, BroadcastProducer, CursorTable, DURABLE_BYTES_MAX, JoinByPath, failpoint};
+use pelton_lane::{BroadcastConsumer, BroadcastProducer, CursorTable, JoinByPath, failpoint};
 use pelton_os::membarrier;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -190,18 +190,6 @@ impl Publisher {
             _ => self.part(join, None),
         }
     }
-}
-
-/// Checks the name of a durable subscription.
-pub(crate) fn check_durable(name: &str) -> Result<()> {
-    let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    if !name.is_empty() && name.len() <= DURABLE_BYTES_MAX && name.chars().all(fits) {
-        return Ok(());
-    }
-    Err(Error::Name {
-        name: name.to_owned(),
-        problem: format!("is no durable name: use 1 to {DURABLE_BYTES_MAX} letters, digits, '.', '_' or '-'"),
-    })
 }
 
 async fn open_subscriber(path: PathBuf, options: Settings, waiter: Waiter) -> Result<Subscriber> {
