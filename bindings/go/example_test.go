@@ -268,7 +268,7 @@ func ExampleClient_Call() {
 			}
 			_ = request.Reply([]byte(strings.ToUpper(string(request.Bytes()))))
 		})
-		if err != nil && !errors.Is(err, pelton.ErrClosedHandle) {
+		if err != nil && !errors.Is(err, pelton.ErrClosedHandle) && ctx.Err() == nil {
 			log.Fatal(err)
 		}
 	}()
