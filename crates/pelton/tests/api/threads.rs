@@ -428,6 +428,8 @@ fn counters_report_every_event() {
     assert_eq!((receiver.counters().sleeps, sender.counters().wakes_sent), (1, 1));
     assert!(receiver.receive().is_ok() && receiver.receive().is_ok());
     assert!(receiver.receive_until(Instant::now()).unwrap().is_none());
+    assert_eq!(receiver.counters().waits, 0, "a deadline that has passed is no wait");
+    assert!(receiver.receive_until(Instant::now() + Duration::from_millis(1)).unwrap().is_none());
     assert_eq!(receiver.counters().waits, 1);
 }
 
