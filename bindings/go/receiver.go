@@ -680,7 +680,7 @@ func (r *Receiver) Resume(ctx context.Context) error {
 	if _, _, err := r.lanes[0].Consumer.EndOfCommitted(); err != nil {
 		return r.failed(fail.Lane(err))
 	}
-	if err := r.reconnect.resume(ctx, func(shake *handshake.Handshake, listens bool) error {
+	if err := r.reconnect.resume(ctx, &r.guard, func(shake *handshake.Handshake, listens bool) error {
 		return shake.SurvivingReceiver(&r.lanes[0].Incoming, r.doorbell, listens)
 	}); err != nil {
 		return err
@@ -724,14 +724,7 @@ func (r *Receiver) Peer() Peer {
 // Received messages stay readable and unchanged until they are released. On a path channel they keep the receiver's
 // role, so release them before a successor can start.
 func (r *Receiver) Close() error {
-	alone, again := r.guard.Close()
-	switch {
-	case again:
-	case alone:
-		r.tearDown()
-	default:
-		r.doorbell.Wake()
-	}
+	r.guard.CloseHandle(r.tearDown, r.doorbell.Wake)
 	return nil
 }
 

@@ -336,7 +336,7 @@ func (s *Subscriber) Resume(ctx context.Context) error {
 		return s.broken
 	}
 	former := s.sub
-	err := s.reconnect.resume(ctx, func(shake *handshake.Handshake, _ bool) error { return s.join(shake) })
+	err := s.reconnect.resume(ctx, &s.guard, func(shake *handshake.Handshake, _ bool) error { return s.join(shake) })
 	if err != nil {
 		s.sub = former
 		return err
@@ -375,14 +375,7 @@ func (s *Subscriber) Peer() Peer { return s.sub.Link.Peer }
 // Close leaves the broadcast. It does not wait. Another goroutine's call ends with [ErrClosedHandle]. Closing twice
 // does nothing.
 func (s *Subscriber) Close() error {
-	alone, again := s.guard.Close()
-	switch {
-	case again:
-	case alone:
-		s.tearDown()
-	default:
-		s.doorbell.Wake()
-	}
+	s.guard.CloseHandle(s.tearDown, s.doorbell.Wake)
 	return nil
 }
 
