@@ -2,7 +2,6 @@ package pelton
 
 import (
 	"context"
-	"errors"
 	"iter"
 	"runtime"
 
@@ -149,21 +148,7 @@ func (s *Subscriber) TryReceive() (Delivery, bool, error) {
 // Messages iterates over all messages, until the publisher closes or the context ends. It releases each after the
 // loop's body. An error comes last, without a message; that the publisher closed is none.
 func (s *Subscriber) Messages(ctx context.Context) iter.Seq2[Delivery, error] {
-	return func(yield func(Delivery, error) bool) {
-		for {
-			delivery, err := s.Receive(ctx)
-			if err != nil {
-				if !errors.Is(err, ErrClosed) {
-					yield(Delivery{}, err)
-				}
-				return
-			}
-			if !yield(delivery, nil) {
-				_ = s.Release()
-				return
-			}
-		}
-	}
+	return messages(ctx, s.Receive, func(Delivery) error { return s.Release() })
 }
 
 // Release releases the last message before the next call of Receive. With Gate it keeps its space until one of the two.
