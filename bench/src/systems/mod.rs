@@ -290,6 +290,7 @@ static SYSTEMS: &[System] = &[
     System {
         name: "iceoryx2",
         about: "the crate iceoryx2: publish-subscribe by loaned samples",
+        sides: &[(Kind::Processes, peers::elsewhere), (Kind::Broadcast, peers::elsewhere)],
         waits: Waits::Best(Wait::Spin, Wait::Spin),
         ..CARGO
     },

@@ -67,6 +67,7 @@ fn peers_between_processes_are_measured_in_every_workload_of_their_own() {
     let spinning = "pelton,ipc_ring:spin,ipmpsc:spin,iceoryx2:spin,shmem-ipc:spin,zeromq-ipc:spin,iceoryx2:block";
     all_are_measured("stream --size 64 --count 5000", spinning);
     all_are_measured("roundtrip --size 64 --count 300", spinning);
+    all_are_measured("broadcast --receivers 3 --size 256 --count 5000", "pelton,iceoryx2:spin,iceoryx2:block");
 }
 
 #[test]

@@ -4,9 +4,11 @@
 //! slices (the only copy writes the message), a subscriber that polls `receive` (`--wait spin`, its best: its own
 //! benchmarks poll, on a core of their own). `enable_safe_overflow(false)` and `RetryUntilDelivered` prevent losses. A
 //! subscriber's buffer has 1,024 samples: a guess that favours it, because the messages in flight then fit the
-//! second-level cache. One publisher, one subscriber, two nodes: with larger maxima it would prepare for more.
+//! second-level cache. Large messages to many have as many samples as fit into 64 MiB, pelton's lane, at least 16. One
+//! publisher, as many subscribers as receive, a node for each: with larger maxima it would prepare for more.
 //!
-//! `--wait block` is its other way: an event after each message wakes the receiver; that is a system call a message.
+//! `--wait block` is its other way: an event after each message wakes the receivers; that is a system call for each.
+//! Several receivers that poll yield the processor each time, as they have none of their own.
 //! The root is the run's own directory: a killed run leaves nothing behind.
 
 use std::{process::ExitCode, rc::Rc};
@@ -38,7 +40,10 @@ type Messages = port_factory::publish_subscribe::PortFactory<ipc::Service, [u8],
 type Events = port_factory::event::PortFactory<ipc::Service>;
 
 /// Samples that a subscriber holds at most.
-const SAMPLES: usize = 1024;
+fn samples(job: &Job) -> usize {
+    let pool = (64 << 20) / job.sizes.max.max(1) as usize / job.receivers as usize;
+    pool.clamp(16, 1024)
+}
 
 fn why(what: &'static str) -> impl Fn(Box<dyn std::error::Error>) -> anyhow::Error {
     move |error| anyhow!("{what}: {error}")
@@ -63,17 +68,19 @@ fn services(job: &Job, node: &Node<ipc::Service>, direction: &str) -> Result<(Me
         .service_builder(&service)
         .publish_subscribe::<[u8]>()
         .enable_safe_overflow(false)
-        .subscriber_max_buffer_size(SAMPLES)
+        .subscriber_max_buffer_size(samples(job))
         .subscriber_max_borrowed_samples(1)
         .history_size(0)
         .max_publishers(1)
-        .max_subscribers(1)
-        .max_nodes(2)
+        .max_subscribers(job.receivers as usize)
+        .max_nodes(1 + job.receivers as usize)
         .open_or_create()
         .map_err(|e| why("the service")(e.into()))?;
     let events = match job.wait {
         Wait::Block => {
-            Some(node.service_builder(&service).event().open_or_create().map_err(|e| why("events")(e.into()))?)
+            let events = node.service_builder(&service).event();
+            let events = events.max_listeners(job.receivers as usize).max_nodes(1 + job.receivers as usize);
+            Some(events.open_or_create().map_err(|e| why("events")(e.into()))?)
         }
         _ => None,
     };
@@ -92,8 +99,8 @@ fn sender(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<Se
     let notifier = match events {
         Some(events) => {
             let notifier = events.notifier_builder().create().map_err(|e| why("a notifier")(e.into()))?;
-            open_when_there("the listener", || match events.dynamic_config().number_of_listeners() {
-                0 => Err("there is none yet"),
+            open_when_there("the listeners", || match events.dynamic_config().number_of_listeners() {
+                count if count < job.receivers as usize => Err("not all are there yet"),
                 _ => Ok(()),
             })?;
             Some(notifier)
@@ -101,11 +108,11 @@ fn sender(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<Se
         None => None,
     };
     // A message published before anybody subscribes is lost.
-    open_when_there("the subscriber", || match factory.dynamic_config().number_of_subscribers() {
-        0 => Err("there is none yet"),
+    open_when_there("the subscribers", || match factory.dynamic_config().number_of_subscribers() {
+        count if count < job.receivers as usize => Err("not all are there yet"),
         _ => UpdateConnections::update_connections(&publisher).map_err(|_| "it cannot be connected to"),
     })?;
-    Ok(Sender { publisher, notifier, _node: node })
+    Ok(Sender { publisher, notifier, receivers: job.receivers as usize, _node: node })
 }
 
 fn receiver(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<Receiver> {
@@ -113,9 +120,9 @@ fn receiver(job: &Job, node: Rc<Node<ipc::Service>>, direction: &str) -> Result<
     let listener = events.map(|events| events.listener_builder().create()).transpose();
     let listener = listener.map_err(|e| why("a listener")(e.into()))?;
     let subscriber =
-        factory.subscriber_builder().buffer_size(SAMPLES).create().map_err(|e| why("a subscriber")(e.into()))?;
+        factory.subscriber_builder().buffer_size(samples(job)).create().map_err(|e| why("a subscriber")(e.into()))?;
     let buffer = (!job.in_place()).then(|| Vec::with_capacity(job.sizes.max as usize));
-    Ok(Receiver { subscriber, listener, buffer, _node: node })
+    Ok(Receiver { subscriber, listener, yields: job.receivers > 1, buffer, _node: node })
 }
 
 impl Transport for Iceoryx {
@@ -141,16 +148,17 @@ impl Transport for Iceoryx {
 struct Sender {
     publisher: Publisher<ipc::Service, [u8], ()>,
     notifier: Option<Notifier<ipc::Service>>,
+    receivers: usize,
     _node: Rc<Node<ipc::Service>>,
 }
 
 impl Sending for Sender {
     #[inline]
     fn send(&mut self, payload: &[u8]) -> Result<()> {
-        let Sender { publisher, notifier, .. } = self;
+        let Sender { publisher, notifier, receivers, .. } = self;
         let sample = publisher.loan_slice_uninit(payload.len()).map_err(|e| anyhow!("loaning: {e}"))?;
         let delivered = sample.write_from_slice(payload).send().map_err(|e| anyhow!("sending: {e}"))?;
-        ensure!(delivered == 1, "the subscriber is gone");
+        ensure!(delivered == *receivers, "a subscriber is gone");
         if let Some(notifier) = notifier {
             notifier.notify().map_err(|e| anyhow!("notifying: {e}"))?;
         }
@@ -161,6 +169,8 @@ impl Sending for Sender {
 struct Receiver {
     subscriber: Subscriber<ipc::Service, [u8], ()>,
     listener: Option<Listener<ipc::Service>>,
+    /// More processes than processors busy-poll.
+    yields: bool,
     buffer: Option<Vec<u8>>,
     _node: Rc<Node<ipc::Service>>,
 }
@@ -168,7 +178,7 @@ struct Receiver {
 impl Receiving for Receiver {
     #[inline]
     fn receive<R>(&mut self, look: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        let Receiver { subscriber, listener, buffer, .. } = self;
+        let Receiver { subscriber, listener, yields, buffer, .. } = self;
         let sample = loop {
             if let Some(sample) = subscriber.receive().map_err(|e| anyhow!("receiving: {e}"))? {
                 break sample;
@@ -178,6 +188,7 @@ impl Receiving for Receiver {
                 Some(listener) => {
                     listener.blocking_wait(|_| ()).map_err(|e| anyhow!("waiting: {e}"))?;
                 }
+                None if *yields => std::thread::yield_now(),
                 None => std::hint::spin_loop(),
             }
         };
