@@ -808,17 +808,16 @@ fn hex(bytes: &[u8]) -> String {
 /// has ended it, and its successor may be started before that. A guess.
 const ROLE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Repeats `attempt` until it finds something, or reports that waiting is useless: until the deadline, but for at least
-/// [`ROLE_TIMEOUT`]; once if the deadline has passed. A wait for a lock has no deadline, so this polls, at first once a
+/// Repeats `attempt` until it finds something, or reports that waiting is useless: until the deadline, once if that has
+/// passed, and without one for [`ROLE_TIMEOUT`]. A wait for a lock has no deadline, so this polls, at first once a
 /// millisecond and later every ten.
 async fn retry_until<T>(
     deadline: Option<Instant>,
     waiter: &Waiter,
     mut attempt: impl FnMut() -> Result<(Option<T>, bool)>,
 ) -> Result<Option<T>> {
-    let began = Instant::now();
-    let soon = began + ROLE_TIMEOUT;
-    let deadline = deadline.map_or(soon, |deadline| if deadline <= began { began } else { deadline.max(soon) });
+    let soon = Instant::now() + ROLE_TIMEOUT;
+    let deadline = deadline.unwrap_or(soon);
     loop {
         let (found, may_help) = attempt()?;
         let now = Instant::now();

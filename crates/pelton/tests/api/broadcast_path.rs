@@ -280,7 +280,17 @@ fn a_durable_subscriber_continues_where_it_was_and_one_process_at_a_time_uses_it
     wait_until_thread_polls(threads.recv().unwrap());
     assert!(inspect::remove_durable(&path, "other").unwrap());
     assert!(!inspect::remove_durable(&path, "other").unwrap());
-    drop(sending.join().unwrap());
+    let mut publisher = sending.join().unwrap();
+    publisher.admit().unwrap();
+    let listed =
+        |publisher: &mut Publisher| -> Vec<_> { publisher.subscribers().into_iter().map(|one| one.durable).collect() };
+    assert_eq!(listed(&mut publisher), [Some("audit".to_owned())]);
+    // Once the name has another process, what it was before is not listed.
+    let again = durable().policy(Policy::Lag).open_subscriber(&path).unwrap();
+    assert_eq!(listed(&mut publisher), []);
+    publisher.admit().unwrap();
+    assert_eq!(listed(&mut publisher), [Some("audit".to_owned())]);
+    drop((again, publisher));
     let names: Vec<_> = inspect::broadcast(&path).unwrap().subscriptions.into_iter().map(|one| one.durable).collect();
     assert_eq!(names, [Some("audit".to_owned())]);
     assert!(matches!(Options::new().durable("a b").open_subscriber(&path), Err(Error::Name { .. })));

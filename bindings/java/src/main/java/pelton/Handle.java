@@ -159,7 +159,7 @@ public abstract sealed class Handle implements AutoCloseable
             throws InterruptedException {
         try (Arena arena = Arena.ofConfined()) {
             MemorySegment out = arena.allocate(8, 8);
-            PeltonException.check((int) start.invokeExact(arena.allocateFrom(name), options.apply(arena), out));
+            PeltonException.check((int) start.invokeExact(Native.text(name, arena), options.apply(arena), out));
             long opening = out.get(ValueLayout.JAVA_LONG, 0);
             try {
                 int descriptor = (int) descriptorOf.invokeExact(opening);
@@ -185,7 +185,7 @@ public abstract sealed class Handle implements AutoCloseable
     static long open(MethodHandle function, @Nullable String name, Function<Arena, MemorySegment> options) {
         try (Arena arena = Arena.ofConfined()) {
             MemorySegment out = arena.allocate(8, 8);
-            MemorySegment named = name == null ? MemorySegment.NULL : arena.allocateFrom(name);
+            MemorySegment named = name == null ? MemorySegment.NULL : Native.text(name, arena);
             PeltonException.check((int) function.invokeExact(named, options.apply(arena), out));
             return out.get(ValueLayout.JAVA_LONG, 0);
         } catch (Throwable failure) {

@@ -228,6 +228,13 @@ final class Native {
 
     private Native() {}
 
+    /** A name as a C string. A zero byte would end it early, so that it named another. */
+    static MemorySegment text(String name, Arena arena) {
+        int zero = name.indexOf('\0');
+        if (zero >= 0) throw new IllegalArgumentException("found a zero byte at " + zero + ", wanted a name without one");
+        return arena.allocateFrom(name);
+    }
+
     /** The file that pelton.library names, else the library that the jar carries, else the system's. */
     private static SymbolLookup library() {
         String path = System.getProperty("pelton.library", "");

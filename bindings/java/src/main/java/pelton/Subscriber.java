@@ -59,8 +59,8 @@ public final class Subscriber extends Handle implements Iterable<Delivery> {
      */
     public static void remove(String name, String durable) {
         try (Arena arena = Arena.ofConfined()) {
-            PeltonException.check((int)
-                    Native.SUBSCRIPTION_REMOVE.invokeExact(arena.allocateFrom(name), arena.allocateFrom(durable)));
+            PeltonException.check((int) Native.SUBSCRIPTION_REMOVE.invokeExact(
+                    Native.text(name, arena), Native.text(durable, arena)));
         } catch (Throwable failure) {
             throw Native.unexpected(failure);
         }

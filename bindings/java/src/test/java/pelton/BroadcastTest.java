@@ -283,6 +283,8 @@ class BroadcastTest {
             assertEquals(audit.pid(), state.pid());
             assertEquals("audit", state.durable());
             assertFails(-17, () -> Subscriber.remove(name, "audit"));
+            // C would remove another one.
+            assertThrows(IllegalArgumentException.class, () -> Subscriber.remove(name, "audit\0 of before"));
             assertFails(-17, () -> Publisher.open(name));
         } finally {
             audit.destroyForcibly().waitFor();
