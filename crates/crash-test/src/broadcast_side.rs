@@ -79,6 +79,9 @@ struct SubscriberSide<'a> {
     next: u64,
     /// The number of the last message's publisher.
     publisher: u64,
+    /// Messages missed in earlier connections, and before the last message. `None`: not known, because a connection
+    /// ended without a message.
+    missed: Option<u64>,
     random: Random,
     paused: u64,
 }
@@ -108,7 +111,8 @@ impl<'a> SubscriberSide<'a> {
             }
         };
         let random = Random::new(plan.choices_seed);
-        let side = SubscriberSide { plan, part, journal, subscriber, next: 0, publisher: 0, random, paused: 0 };
+        let (next, publisher, missed, paused) = (0, 0, Some(0), 0);
+        let side = SubscriberSide { plan, part, journal, subscriber, next, publisher, missed, random, paused };
         journal.add(Word::Connections, 1);
         journal.set(Word::State, READY);
         Ok(side)
@@ -145,6 +149,7 @@ impl<'a> SubscriberSide<'a> {
             }
             if self.plan.transport == Transport::Connect {
                 // The next publisher counts from 1.
+                self.missed = self.all_missed();
                 self.next = 0;
             }
             self.journal.add(Word::Connections, 1);
@@ -197,6 +202,7 @@ impl<'a> SubscriberSide<'a> {
         journal.add(Word::Messages, 1);
         journal.add(Word::Bytes, delivery.len() as u64);
         journal.add(Word::Missed, missed);
+        self.missed = self.missed.map(|sum| sum + missed);
         journal.set(Word::Pending, number);
         drop(delivery);
         journal.set(Word::Done, number);
@@ -210,5 +216,16 @@ impl<'a> SubscriberSide<'a> {
         if next != end {
             self.journal.jump(end, next);
         }
+        let (found, wanted) = (self.subscriber.missed(), self.all_missed());
+        if wanted.is_some_and(|wanted| wanted != found) {
+            self.journal.add(Word::Garbage, 1);
+            self.journal.explain(&format!("the subscriber counts {found} as missed, wanted {wanted:?}"));
+        }
+    }
+
+    /// Messages missed so far, with those after the last message of this connection.
+    fn all_missed(&self) -> Option<u64> {
+        let last = if self.next == 0 { None } else { Some(self.subscriber.next_number() - self.next) };
+        self.missed.zip(last).map(|(before, last)| before + last)
     }
 }
