@@ -320,7 +320,9 @@ public final class Client extends LockedHandle {
     void cancel(Call call) {
         lock.lock();
         try {
-            cancel(call, new CancellationException("the call was closed, which has cancelled it"));
+            // An exception costs as much as a call.
+            if (calls.containsKey(call.number))
+                cancel(call, new CancellationException("the call was closed, which has cancelled it"));
         } finally {
             unlock();
         }
