@@ -240,6 +240,11 @@ public final class Sender extends Handle {
         }
     }
 
+    /** Returns the sender's sizes, peer and counters. Does not wait. */
+    public Info info() {
+        return info(Native.SENDER_GET_INFO, Info.SENDER_BYTES, Info::ofSender);
+    }
+
     /**
      * Returns a subscriber that sends what a publisher publishes, with back-pressure. The sender is the subscriber's
      * from the subscription on, which closes it at the end.
