@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 	"time"
+	"unsafe"
 )
 
 // subscribers joins them, each with its options.
@@ -391,6 +392,60 @@ func TestClosingEndsAWait(t *testing.T) {
 	}
 	if _, err := publisher.NewSubscriber(nil); !errors.Is(err, ErrClosedHandle) {
 		t.Fatal(err)
+	}
+}
+
+func TestClosingEndsAResume(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	publisher := must(Publish(name, nil))
+	subscriber := must(ConnectSubscriber(ctx, name, nil))
+	publisher.Close()
+	_, ended := subscriber.Receive(ctx)
+	// One side has connected, the other accepts.
+	connected, receiver, listener := pairOf(t, nil, true)
+	_ = connected.Send(ctx, []byte("never released"))
+	receiver.Close()
+	listener.Close()
+	sender, accepting, _ := pairOf(t, nil, true)
+	sender.Close()
+	_, acceptedEnd := accepting.Receive(ctx)
+	for _, err := range []error{ended, connected.WaitReleased(ctx), acceptedEnd} {
+		if !errors.Is(err, ErrClosed) {
+			t.Fatal(err)
+		}
+	}
+	for _, end := range []interface {
+		Resume(context.Context) error
+		Close() error
+	}{subscriber, connected, accepting} {
+		failed := make(chan error)
+		go func() { failed <- end.Resume(ctx) }()
+		if !parked("(*reconnect).resume") {
+			t.Fatal("it does not wait")
+		}
+		end.Close()
+		if err := <-failed; !errors.Is(err, ErrClosedHandle) {
+			t.Fatalf("%T: %v", end, err)
+		}
+	}
+}
+
+func TestACorruptSubscriberIsRemovedWhileEverySendSucceeds(t *testing.T) {
+	publisher := newTestPublisher(t, &Options{Capacity: 1 << 16})
+	lagging := subscribers(t, publisher, &Options{Policy: Lag}, &Options{Policy: Lag})
+	const number = 128
+	*(*uint64)(unsafe.Pointer(&lagging[0].sub.Cursor.Bytes[number])) = 1 << 40
+	for n := range 1000 {
+		if ok, err := publisher.TrySend(payload(n, 1000)); err != nil || !ok {
+			t.Fatal(n, ok, err)
+		}
+	}
+	if err := publisher.guard.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	defer publisher.leave()
+	if publisher.count() != 1 || publisher.corrupt != 1 {
+		t.Fatal(publisher.count(), publisher.corrupt)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/names"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/packet"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -343,11 +344,20 @@ type reconnect struct {
 	settings limits.Settings
 }
 
-func (o *reconnect) resume(ctx context.Context, do func(s *handshake.Handshake, listens bool) error) error {
+// resume waits for the successor, in a call that the guard has admitted.
+func (o *reconnect) resume(ctx context.Context, guard *wait.Guard,
+	do func(s *handshake.Handshake, listens bool) error) (err error) {
+	limited, end := guard.Context(ctx)
+	defer end()
 	if o.listener != nil {
-		return o.listener.accept(ctx, do)
+		err = o.listener.accept(limited, do)
+	} else {
+		err = connect(limited, o.name, o.settings, true, do)
 	}
-	return connect(ctx, o.name, o.settings, true, do)
+	if err != nil && guard.IsClosing() {
+		return wait.Interrupted(ctx, guard)
+	}
+	return err
 }
 
 // ConnectSender connects to a receiver that listens under a short name, or unix:PATH. It waits for the handshake, 5 s

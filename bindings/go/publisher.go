@@ -256,12 +256,7 @@ func (p *Publisher) leave() { p.leaveFrom(wait.InUse) }
 func (p *Publisher) leaveFrom(state uint32) {
 	for {
 		if p.guard.Leave(state) {
-			// It waits for the handshakes, of which this goroutine may be one.
-			if state == wait.InBrief {
-				go p.tearDown()
-			} else {
-				p.tearDown()
-			}
+			p.tearDown()
 			return
 		}
 		// A goroutine that noticed something during this call has noted it before, and relies on this check.
@@ -379,6 +374,10 @@ func (p *Publisher) TrySend(message []byte) (bool, error) {
 
 // reserve reserves space, also by passing a subscriber that has held the publisher up for too long.
 func (p *Publisher) reserve(bytes uint64) ([]byte, bool, error) {
+	// An earlier reservation found that. Otherwise a publisher that always has space would keep it.
+	if p.lane.HasLost() {
+		p.attend()
+	}
 	for {
 		space, ok, err := p.lane.TryReserve(bytes)
 		if err != nil {
@@ -646,14 +645,7 @@ func (p *Publisher) MessageBytesMax() int { return int(p.lane.BytesMax()) }
 // Close ends the broadcast: each subscriber receives all messages that the lane still has for it, and then [ErrClosed].
 // It does not wait; see WaitReleased. Another goroutine's call ends with [ErrClosedHandle]. Closing twice does nothing.
 func (p *Publisher) Close() error {
-	alone, again := p.guard.Close()
-	switch {
-	case again:
-	case alone:
-		p.tearDown()
-	default:
-		p.side.Doorbell.Wake()
-	}
+	p.guard.CloseHandle(p.tearDown, p.side.Doorbell.Wake)
 	return nil
 }
 

@@ -397,18 +397,23 @@ func (r *Receiver) ReceiveInto(ctx context.Context, buffer []byte) (int, error) 
 // Messages iterates over all messages, until the sender closes or the context ends. It releases each after the loop's
 // body, unless the body did. An error comes last, without a message; that the sender closed is none.
 func (r *Receiver) Messages(ctx context.Context) iter.Seq2[Message, error] {
-	return func(yield func(Message, error) bool) {
+	return messages(ctx, r.Receive, Message.Release)
+}
+
+func messages[M any](ctx context.Context, receive func(context.Context) (M, error),
+	release func(M) error) iter.Seq2[M, error] {
+	return func(yield func(M, error) bool) {
 		for {
-			message, err := r.Receive(ctx)
+			message, err := receive(ctx)
 			if err != nil {
 				if !errors.Is(err, ErrClosed) {
-					yield(Message{}, err)
+					yield(message, err)
 				}
 				return
 			}
 			goesOn := yield(message, nil)
 			// Unless the body has released it.
-			_ = message.Release()
+			_ = release(message)
 			if !goesOn {
 				return
 			}
@@ -680,7 +685,7 @@ func (r *Receiver) Resume(ctx context.Context) error {
 	if _, _, err := r.lanes[0].Consumer.EndOfCommitted(); err != nil {
 		return r.failed(fail.Lane(err))
 	}
-	if err := r.reconnect.resume(ctx, func(shake *handshake.Handshake, listens bool) error {
+	if err := r.reconnect.resume(ctx, &r.guard, func(shake *handshake.Handshake, listens bool) error {
 		return shake.SurvivingReceiver(&r.lanes[0].Incoming, r.doorbell, listens)
 	}); err != nil {
 		return err
@@ -724,14 +729,7 @@ func (r *Receiver) Peer() Peer {
 // Received messages stay readable and unchanged until they are released. On a path channel they keep the receiver's
 // role, so release them before a successor can start.
 func (r *Receiver) Close() error {
-	alone, again := r.guard.Close()
-	switch {
-	case again:
-	case alone:
-		r.tearDown()
-	default:
-		r.doorbell.Wake()
-	}
+	r.guard.CloseHandle(r.tearDown, r.doorbell.Wake)
 	return nil
 }
 

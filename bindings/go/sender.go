@@ -503,7 +503,7 @@ func (s *Sender) Resume(ctx context.Context) error {
 	if _, err := s.out.Lane.PollHead(); err != nil {
 		return s.failed(err)
 	}
-	if err := s.reconnect.resume(ctx, func(shake *handshake.Handshake, listens bool) error {
+	if err := s.reconnect.resume(ctx, &s.guard, func(shake *handshake.Handshake, listens bool) error {
 		return shake.SurvivingSender(&s.out, listens)
 	}); err != nil {
 		return err
@@ -537,17 +537,12 @@ func (s *Sender) Peer() Peer { return s.out.Link.Peer }
 // Close ends the channel: the receiver gets everything that was sent, and then [ErrClosed]. It does not wait; see
 // WaitReleased. Another goroutine's call ends with [ErrClosedHandle]. Closing twice does nothing.
 func (s *Sender) Close() error {
-	alone, again := s.guard.Close()
-	switch {
-	case again:
-	case alone:
-		s.tearDown()
-	default:
+	s.guard.CloseHandle(s.tearDown, func() {
 		s.out.Doorbell.Wake()
 		if sending := s.sending.Load(); sending != nil {
 			sending.InterruptSend()
 		}
-	}
+	})
 	return nil
 }
 

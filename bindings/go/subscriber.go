@@ -2,7 +2,6 @@ package pelton
 
 import (
 	"context"
-	"errors"
 	"iter"
 	"runtime"
 
@@ -149,21 +148,7 @@ func (s *Subscriber) TryReceive() (Delivery, bool, error) {
 // Messages iterates over all messages, until the publisher closes or the context ends. It releases each after the
 // loop's body. An error comes last, without a message; that the publisher closed is none.
 func (s *Subscriber) Messages(ctx context.Context) iter.Seq2[Delivery, error] {
-	return func(yield func(Delivery, error) bool) {
-		for {
-			delivery, err := s.Receive(ctx)
-			if err != nil {
-				if !errors.Is(err, ErrClosed) {
-					yield(Delivery{}, err)
-				}
-				return
-			}
-			if !yield(delivery, nil) {
-				_ = s.Release()
-				return
-			}
-		}
-	}
+	return messages(ctx, s.Receive, func(Delivery) error { return s.Release() })
 }
 
 // Release releases the last message before the next call of Receive. With Gate it keeps its space until one of the two.
@@ -336,7 +321,7 @@ func (s *Subscriber) Resume(ctx context.Context) error {
 		return s.broken
 	}
 	former := s.sub
-	err := s.reconnect.resume(ctx, func(shake *handshake.Handshake, _ bool) error { return s.join(shake) })
+	err := s.reconnect.resume(ctx, &s.guard, func(shake *handshake.Handshake, _ bool) error { return s.join(shake) })
 	if err != nil {
 		s.sub = former
 		return err
@@ -375,14 +360,7 @@ func (s *Subscriber) Peer() Peer { return s.sub.Link.Peer }
 // Close leaves the broadcast. It does not wait. Another goroutine's call ends with [ErrClosedHandle]. Closing twice
 // does nothing.
 func (s *Subscriber) Close() error {
-	alone, again := s.guard.Close()
-	switch {
-	case again:
-	case alone:
-		s.tearDown()
-	default:
-		s.doorbell.Wake()
-	}
+	s.guard.CloseHandle(s.tearDown, s.doorbell.Wake)
 	return nil
 }
 

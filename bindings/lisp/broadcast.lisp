@@ -83,8 +83,9 @@ NO-LISTENER-ERROR, REFUSED-ERROR and others; on a path NO-CHANNEL-ERROR, ROLE-TA
 
 (defun remove-subscription (name durable)
   "Removes the durable subscription DURABLE of the broadcast NAME, \"path:DIR\", which no process uses: it holds the
-publisher up no more. Does not wait. Signals REFUSED-ERROR if there is none of the name, ROLE-TAKEN-ERROR while a
-process uses it, NAME-ERROR, NO-CHANNEL-ERROR, NOT-A-CHANNEL-ERROR."
+publisher up no more. Waits for at most 200 ms, while another process opens or removes one there; then it signals
+TIMED-OUT. Signals REFUSED-ERROR if there is none of the name, ROLE-TAKEN-ERROR while a process uses it, NAME-ERROR,
+NO-CHANNEL-ERROR, NOT-A-CHANNEL-ERROR."
   (check-library)
   (check (attempt (%subscription-remove name (durable-name durable))))
   (values))

@@ -222,9 +222,10 @@ typedef struct pelton_subscriber_options {
 PELTON_MUST_USE int pelton_subscriber_open(const char *name, const pelton_subscriber_options *options,
                                            pelton_subscriber **out);
 
-/* Removes the durable subscription of "path:DIR", which no process uses: it holds the publisher up no more. Does not
- * wait. Any thread. Errors: PELTON_REFUSED: there is none of this name. PELTON_ROLE_TAKEN: a process uses it.
- * PELTON_NAME, PELTON_NO_CHANNEL, PELTON_NOT_A_CHANNEL. */
+/* Removes the durable subscription of "path:DIR", which no process uses: it holds the publisher up no more. Waits for
+ * at most 200 ms, while another process opens or removes a durable subscription there. Any thread. Errors:
+ * PELTON_TIMED_OUT: that process has stopped. PELTON_REFUSED: there is none of this name. PELTON_ROLE_TAKEN: a process
+ * uses it. PELTON_NAME, PELTON_NO_CHANNEL, PELTON_NOT_A_CHANNEL: also if the directory is another user's. */
 PELTON_MUST_USE int pelton_subscription_remove(const char *name, const char *durable);
 
 /* Creates a subscriber for a thread of the publisher's process, which has joined already. Does not wait. Makes the

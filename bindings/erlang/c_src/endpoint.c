@@ -257,16 +257,25 @@ int endpoint_receive_delivery(struct endpoint *endpoint, pelton_delivery *delive
     return PELTON_OK;
 }
 
-ERL_NIF_TERM endpoint_delivery(ErlNifEnv *env, struct endpoint *endpoint, ERL_NIF_TERM tag, ERL_NIF_TERM self,
-                               const pelton_delivery *delivery)
+ERL_NIF_TERM endpoint_delivery(ErlNifEnv *env, ERL_NIF_TERM tag, ERL_NIF_TERM self, const pelton_delivery *delivery)
 {
     ERL_NIF_TERM bytes = bytes_of(env, delivery->data, delivery->size);
     ERL_NIF_TERM number = enif_make_uint64(env, delivery->number), missed = enif_make_uint64(env, delivery->missed);
-    endpoint->has_delivery = false;
-    pelton_subscriber_release(endpoint->handle.subscriber);
     if (self)
         return enif_make_tuple5(env, tag, self, bytes, number, missed);
     return enif_make_tuple4(env, tag, bytes, number, missed);
+}
+
+void endpoint_keep_delivery(struct endpoint *endpoint, const pelton_delivery *delivery)
+{
+    endpoint->has_delivery = true;
+    endpoint->delivery = *delivery;
+}
+
+void endpoint_release_delivery(struct endpoint *endpoint)
+{
+    endpoint->has_delivery = false;
+    pelton_subscriber_release(endpoint->handle.subscriber);
 }
 
 static ERL_NIF_TERM responder_term(ErlNifEnv *env, pelton_responder *handle)
@@ -281,10 +290,12 @@ static ERL_NIF_TERM responder_term(ErlNifEnv *env, pelton_responder *handle)
     return term;
 }
 
-static void send_to_owner(ErlNifEnv *env, struct endpoint *endpoint, ERL_NIF_TERM message)
+/* False: the owner has ended. */
+static bool send_to_owner(ErlNifEnv *env, struct endpoint *endpoint, ERL_NIF_TERM message)
 {
-    enif_send(NULL, &endpoint->owner, env, message);
+    bool is_sent = enif_send(NULL, &endpoint->owner, env, message);
     enif_clear_env(env);
+    return is_sent;
 }
 
 /* Sends the owner the next message, delivery or request. Adds its size to *bytes. */
@@ -313,7 +324,13 @@ static int send_next(ErlNifEnv *env, struct endpoint *endpoint, size_t *bytes)
         if (code)
             return code;
         *bytes += delivery.size;
-        send_to_owner(env, endpoint, endpoint_delivery(env, endpoint, atom_pelton_delivery, self, &delivery));
+        if (send_to_owner(env, endpoint, endpoint_delivery(env, atom_pelton_delivery, self, &delivery))) {
+            endpoint_release_delivery(endpoint);
+        } else {
+            /* A durable subscription gives it to the next process. The owner's end closes the endpoint soon. */
+            endpoint_keep_delivery(endpoint, &delivery);
+            endpoint->active = 0;
+        }
     } else {
         pelton_request request;
         int code = pelton_service_receive(endpoint->handle.service, PELTON_NO_WAIT, &request);

@@ -63,8 +63,10 @@ struct endpoint {
     bool has_completion;        /* of a client: taken, not released; the notifier thread sends it first */
     pelton_completion completion;
     size_t wanted;              /* of a publisher: the smallest message that waits for space */
-    bool has_delivery;          /* of a subscriber: received, not released: a dirty scheduler copies it */
+    bool has_delivery;          /* of a subscriber: received, not released; the next receive returns it */
     pelton_delivery delivery;
+    bool copies;                /* of a subscriber: to receive is to copy, as its messages may be overwritten */
+    bool is_large;              /* of a subscriber: the last delivery was larger than COPY_MAX */
     atomic_bool has_dead;       /* the owner or a waiter has ended */
     /* Under shared->lock: */
     struct endpoint *next, *previous; /* shared->endpoints */
@@ -139,9 +141,12 @@ ERL_NIF_TERM endpoint_message(ErlNifEnv *env, struct endpoint *endpoint, const p
                               bool *needs_copy);
 /* Receives the next message of a subscriber, or the one that is received already. */
 int endpoint_receive_delivery(struct endpoint *endpoint, pelton_delivery *delivery);
-/* {Tag..., Bytes, Number, Missed} of a delivery, which it releases. tag, and self unless it is 0, come first. */
-ERL_NIF_TERM endpoint_delivery(ErlNifEnv *env, struct endpoint *endpoint, ERL_NIF_TERM tag, ERL_NIF_TERM self,
-                               const pelton_delivery *delivery);
+/* {Tag..., Bytes, Number, Missed} of a delivery, copied. tag, and self unless it is 0, come first. */
+ERL_NIF_TERM endpoint_delivery(ErlNifEnv *env, ERL_NIF_TERM tag, ERL_NIF_TERM self, const pelton_delivery *delivery);
+/* The next endpoint_receive_delivery returns it again. */
+void endpoint_keep_delivery(struct endpoint *endpoint, const pelton_delivery *delivery);
+/* Releases the delivery that was received last. */
+void endpoint_release_delivery(struct endpoint *endpoint);
 /* A completion as the result of a call. waiter may be NULL. */
 ERL_NIF_TERM endpoint_reply(ErlNifEnv *env, const pelton_completion *completion, const struct waiter *waiter);
 /* {error, {lost, Reason}} */

@@ -107,6 +107,7 @@ static int open_subscriber(struct endpoint *endpoint, const char *name, const st
     options.durable = numbers->durable;
     options.mode = (uint32_t)numbers->mode;
     options.deadline_ns = numbers->deadline_ns;
+    endpoint->copies = options.policy != PELTON_GATE || options.lag_after_ns;
     return pelton_subscriber_open_start(name, &options, &endpoint->opening.subscriber);
 }
 
@@ -272,7 +273,7 @@ NIF(endpoint_close)
 }
 
 /* endpoint_set(Endpoint, Active, Holds, Traceparents). Active: `true`, `false`, `once`, a number, which is added, or
- * `undefined`: unchanged. Holds, Traceparents: `true`, `false` or `undefined`. */
+ * `undefined`: unchanged. Holds, Traceparents: `true`, `false` or `undefined`, which they are of all but receivers. */
 NIF(endpoint_set)
 {
     (void)argc;
@@ -282,6 +283,9 @@ NIF(endpoint_set)
     struct endpoint *endpoint = endpoint_at(env, argv[0], 1u << RECEIVER | 1u << SERVICE | 1u << SUBSCRIBER, &result);
     if (!endpoint)
         return result;
+    bool is_of_receiver = !enif_is_identical(argv[2], atom_undefined) || !enif_is_identical(argv[3], atom_undefined);
+    if (is_of_receiver && endpoint->kind != RECEIVER)
+        return endpoint_leave(endpoint, enif_make_badarg(env));
     if (!enif_is_identical(argv[2], atom_undefined))
         endpoint->holds = enif_is_identical(argv[2], atom_true);
     if (!enif_is_identical(argv[3], atom_undefined))
@@ -390,6 +394,9 @@ NIF(endpoint_send)
             return endpoint_leave_to_waiters(endpoint, error_of_code(env, code));
         if (!endpoint_waits_for_space(endpoint) || data.size < endpoint->wanted)
             endpoint->wanted = data.size;
+        /* This send and this arm have admitted subscribers, perhaps those that another process waits for. */
+        if (endpoint->kind == PUBLISHER && endpoint->waiters)
+            endpoint_recheck(endpoint);
         endpoint_add_waiter(env, endpoint, argv[3], 0);
         return endpoint_leave(endpoint, atom_pending);
     }
@@ -538,8 +545,15 @@ static ERL_NIF_TERM map_of(ErlNifEnv *env, const struct figure *figures, size_t 
 
 /* ---- Publish and subscribe ---- */
 
+static ERL_NIF_TERM receive_delivery_on_dirty(ErlNifEnv *env, int argc, const ERL_NIF_TERM argv[])
+{
+    return enif_schedule_nif(env, "endpoint_receive_delivery", ERL_NIF_DIRTY_JOB_CPU_BOUND,
+                             nif_endpoint_receive_delivery, argc, argv);
+}
+
 /* endpoint_receive_delivery(Subscriber, Ref): {ok, Bytes, Number, Missed}; `pending` or an error. A dirty scheduler
- * copies what is larger than COPY_MAX. */
+ * copies what is larger than COPY_MAX. If to receive is to copy, the size is known only after a copy: so after a large
+ * message it receives the next one too. */
 NIF(endpoint_receive_delivery)
 {
     ERL_NIF_TERM result;
@@ -548,6 +562,9 @@ NIF(endpoint_receive_delivery)
         return result;
     if (endpoint->active || atomic_load(&endpoint->is_in_operation))
         return endpoint_leave(endpoint, error_of(env, endpoint->active ? atom_einval : atom_in_operation));
+    bool may_copy = enif_thread_type() != ERL_NIF_THR_NORMAL_SCHEDULER;
+    if (endpoint->copies && endpoint->is_large && !may_copy)
+        return endpoint_leave(endpoint, receive_delivery_on_dirty(env, argc, argv));
     pelton_subscriber *subscriber = endpoint->handle.subscriber;
     pelton_delivery delivery;
     int code = endpoint_receive_delivery(endpoint, &delivery);
@@ -569,15 +586,14 @@ NIF(endpoint_receive_delivery)
     }
     if (code)
         return endpoint_leave_to_waiters(endpoint, error_of_code(env, code));
-    if (delivery.size > COPY_MAX && enif_thread_type() == ERL_NIF_THR_NORMAL_SCHEDULER) {
-        endpoint->has_delivery = true;
-        endpoint->delivery = delivery;
-        enif_mutex_unlock(endpoint->lock);
-        return enif_schedule_nif(env, "endpoint_receive_delivery", ERL_NIF_DIRTY_JOB_CPU_BOUND,
-                                 nif_endpoint_receive_delivery, argc, argv);
+    endpoint->is_large = delivery.size > COPY_MAX;
+    if (endpoint->is_large && !may_copy) {
+        endpoint_keep_delivery(endpoint, &delivery);
+        return endpoint_leave(endpoint, receive_delivery_on_dirty(env, argc, argv));
     }
     charge_bytes(env, delivery.size);
-    result = endpoint_delivery(env, endpoint, atom_ok, 0, &delivery);
+    result = endpoint_delivery(env, atom_ok, 0, &delivery);
+    endpoint_release_delivery(endpoint);
     return endpoint_leave_to_waiters(endpoint, result);
 }
 

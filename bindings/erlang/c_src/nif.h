@@ -113,7 +113,7 @@ void log_send(void);
 /* ---- Shared state ---- */
 
 /* A new library takes this over unchanged. A change of a structure that it reaches needs a new number. */
-#define LAYOUT 10
+#define LAYOUT 11
 struct shared {
     unsigned layout;
     ErlNifMutex *lock; /* protects the lists below, and the creation of engines */

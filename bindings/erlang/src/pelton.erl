@@ -46,7 +46,7 @@
 -type send_option() :: {timeout, timeout()} | {traceparent, iodata() | undefined}.
 %% `traceparent' is the text of the header of W3C Trace Context with the caller's span: its position in a distributed
 %% trace, for the receiver or the service. A text that is not valid is as none. A message has one only on a channel with
-%% the option `traced'.
+%% the option `traced', which a publisher does not have.
 -type reason() :: timeout | closed | peer_died | full | atom() | {failed, {Code :: non_neg_integer(), binary()}} |
                   {lost, peer_died | closed | corrupt | not_begun | atom()}.
 %% An atom is a code of `pelton.h' in small letters, or a POSIX error. `failed': the service failed the call, with a
@@ -157,6 +157,10 @@ is_value(Key, Value) when Key =:= create; Key =:= traced; Key =:= traceparents -
 is_value(active, Value) -> is_boolean(Value) orelse Value =:= once orelse (is_integer(Value) andalso Value > 0);
 is_value(policy, Value) -> lists:member(Value, [gate, lag, latest]);
 is_value(start_from, Value) -> Value =:= now orelse Value =:= oldest orelse (is_integer(Value) andalso Value > 0);
+%% Permission bits, and numbers that C has in 32 bits.
+is_value(mode, Value) -> is_integer(Value) andalso Value > 0 andalso Value =< 8#777;
+is_value(Key, Value) when Key =:= lanes; Key =:= senders_max; Key =:= clients_max ->
+    is_integer(Value) andalso Value > 0 andalso Value < 1 bsl 32;
 is_value(hold_max, Value) -> is_integer(Value) andalso Value >= 0;
 is_value(durable, Value) ->
     try binary:match(iolist_to_binary(Value), <<0>>) =:= nomatch catch error:badarg -> false end;
@@ -373,14 +377,16 @@ subscribers(Publisher) ->
     end.
 
 %% @doc Removes the durable subscription of a directory, `"path:DIR"', which no process uses: it holds the publisher up
-%% no more. Does not wait. Errors: `refused': there is none of the name; `role_taken': a process uses it; `no_channel'.
+%% no more. Waits for at most 200 ms, while another process opens or removes one there; then it fails with `timeout'.
+%% Errors: `refused': there is none of the name; `role_taken': a process uses it; `no_channel'.
 -spec remove_subscription(iodata(), iodata()) -> ok | {error, open_error()}.
 remove_subscription(Name, Durable) ->
     pelton_nif:subscription_remove(iolist_to_binary([Name, 0]), iolist_to_binary([Durable, 0])).
 
 %% @doc Sets how messages are delivered. As in `inet:setopts/2', an integer is added to the number of messages that
 %% are still to be sent to the owner; once that is 0 or less, the endpoint is passive, and `{pelton_passive,
-%% Endpoint}' is sent. Options that are not in the list remain unchanged.
+%% Endpoint}' is sent. Options that are not in the list remain unchanged. `messages' and `traceparents' are of
+%% receivers: of another endpoint they are an exception, `badarg'.
 -spec setopts(endpoint(), [active_option()]) -> ok | {error, reason()}.
 setopts(Endpoint, Options) ->
     [is_settable(Option) orelse error({bad_option, Option}, [Endpoint, Options]) || Option <- Options],

@@ -12,6 +12,10 @@ tests() ->
      {a_slow_gate_is_shown_and_waited_for, fun a_slow_gate_is_shown_and_waited_for/1},
      {an_active_subscriber_gets_as_many_as_requested, fun an_active_subscriber_gets_as_many_as_requested/1},
      {a_large_message_is_received_by_each_process_once, fun a_large_message_is_received_by_each_process_once/1},
+     {a_lagging_subscriber_copies_large_messages_on_dirty_schedulers,
+      fun a_lagging_subscriber_copies_large_messages_on_dirty_schedulers/1},
+     {a_wait_for_subscribers_ends_beside_a_send_that_waits, fun a_wait_for_subscribers_ends_beside_a_send_that_waits/1},
+     {a_dying_owner_s_messages_go_to_the_next_process, fun a_dying_owner_s_messages_go_to_the_next_process/1},
      {an_option_that_does_not_apply_is_an_exception, fun an_option_that_does_not_apply_is_an_exception/1},
      {a_durable_subscription_continues_after_a_kill, fun a_durable_subscription_continues_after_a_kill/1},
      {a_publisher_in_a_directory_has_a_successor, fun a_publisher_in_a_directory_has_a_successor/1}].
@@ -139,15 +143,97 @@ a_large_message_is_received_by_each_process_once(Path) ->
     ok = pelton:close(Publisher),
     [receive {'DOWN', Monitor, process, _, Reason} -> ?assertEqual(normal, Reason) end || {_, Monitor} <- Receivers].
 
+%% Where the process runs while it receives is traced, with the number of the scheduler: 0 is a dirty one.
+a_lagging_subscriber_copies_large_messages_on_dirty_schedulers(Path) ->
+    {ok, Publisher} = pelton:open(publisher, name(Path)),
+    {ok, Subscriber} = pelton:open(subscriber, name(Path), [{timeout, ?LIMIT}, {policy, lag}]),
+    ok = pelton:wait_subscribers(Publisher, 1, ?LIMIT),
+    Test = self(),
+    Receive = fun Loop() ->
+        receive next -> Test ! {received, pelton:recv_delivery(Subscriber, ?LIMIT)}, Loop() end
+    end,
+    Receiver = spawn_link(Receive),
+    _ = erlang:trace(Receiver, true, [running, scheduler_id]),
+    RanOnDirty = fun(Size) ->
+        ok = pelton:send(Publisher, <<0:Size/unit:8>>, ?LIMIT),
+        Receiver ! next,
+        receive {received, {ok, Bytes, _, 0}} -> ?assertEqual(Size, byte_size(Bytes)) end,
+        pelton_file_tests:eventually(fun() -> process_info(Receiver, status) =:= {status, waiting} end),
+        Delivered = erlang:trace_delivered(Receiver),
+        receive {trace_delivered, Receiver, Delivered} -> ok end,
+        lists:member(0, traced(Receiver))
+    end,
+    %% After a large message, the next one is copied where a large one may be.
+    ?assertEqual([false, true, true, false], [RanOnDirty(Size) || Size <- [100, 1 bsl 20, 100, 100]]),
+    unlink(Receiver),
+    exit(Receiver, kill),
+    [ok = pelton:close(End) || End <- [Publisher, Subscriber]].
+
+traced(Pid) ->
+    receive {trace, Pid, _, _, Scheduler} -> [Scheduler | traced(Pid)]
+    after 0 -> []
+    end.
+
+%% The notifier thread is busy with large messages, so that mostly the send admits the subscriber.
+a_wait_for_subscribers_ends_beside_a_send_that_waits(Path) ->
+    Name = directory(Path),
+    Publisher = publisher(Name, []),
+    {ok, Gate} = pelton:open(subscriber, Name, [{durable, "gate"}]),
+    _ = fill(Publisher, 0),
+    Busy = ["unix:", Path("busy")],
+    {ok, Receiver} = pelton:open(receiver, Busy, [{active, true}]),
+    Flood = spawn_link(fun() ->
+        {ok, Sender} = pelton:open(sender, Busy, [{timeout, ?LIMIT}]),
+        (fun Loop() -> ok = pelton:send(Sender, <<0:(1 bsl 20)/unit:8>>), Loop() end)()
+    end),
+    Drop = spawn_link(fun Loop() -> receive _ -> Loop() end end),
+    ok = pelton:controlling_process(Receiver, Drop),
+    Ends = [begin
+         {Waiter, Monitor} = spawn_monitor(fun() -> exit(pelton:wait_subscribers(Publisher, Count, 5000)) end),
+         pelton_file_tests:eventually(fun() -> process_info(Waiter, status) =:= {status, waiting} end),
+         Sender = spawn(fun() ->
+             {ok, _} = pelton:open(subscriber, Name, [{policy, lag}]),
+             pelton:send(Publisher, <<0:8000>>)
+         end),
+         receive {'DOWN', Monitor, process, _, Result} -> ?assertEqual({Count, ok}, {Count, Result}) end,
+         Sender
+     end || Count <- lists:seq(2, 40)],
+    [begin unlink(Pid), exit(Pid, kill) end || Pid <- [Flood, Drop | Ends]],
+    [ok = pelton:close(End) || End <- [Gate, Publisher]].
+
+%% Many links delay the news of the owner's end, after which it takes no messages.
+a_dying_owner_s_messages_go_to_the_next_process(Path) ->
+    Name = directory(Path),
+    Publisher = publisher(Name, []),
+    Test = self(),
+    {Owner, Monitor} = spawn_monitor(fun() ->
+        {ok, _} = pelton:open(subscriber, Name, [{durable, "audit"}, {active, true}]),
+        _ = [spawn_link(fun() -> receive never -> ok end end) || _ <- lists:seq(1, 20000)],
+        Test ! {self(), is_open},
+        receive stop -> exit(shutdown) end
+    end),
+    receive {Owner, is_open} -> Owner ! stop end,
+    (fun Wait() -> is_process_alive(Owner) andalso Wait() end)(),
+    Sent = fill(Publisher, 0),
+    receive {'DOWN', Monitor, process, Owner, Reason} -> ?assertEqual(shutdown, Reason) end,
+    {ok, Subscriber} = pelton:open(subscriber, Name, [{durable, "audit"}, {timeout, ?LIMIT}]),
+    [?assertEqual({ok, <<0:8000>>, Number, 0}, pelton:recv_delivery(Subscriber, ?LIMIT))
+     || Number <- lists:seq(1, Sent)],
+    [ok = pelton:close(End) || End <- [Publisher, Subscriber]].
+
 an_option_that_does_not_apply_is_an_exception(Path) ->
     [?assertError({bad_option, Option}, pelton:open(publisher, name(Path), [Option]))
      || Option <- [{policy, lag}, {active, true}, {timeout, 1}, {mode, 8#700}, {hold_max, -1}, {create, true}]],
     [?assertError({bad_option, Option}, pelton:open(subscriber, name(Path), [Option]))
      || Option <- [{history, 1}, {policy, gates}, {durable, "audit"}, {start_from, later}, {messages, hold}]],
-    ?assertError({bad_option, {hold_max, 0}}, pelton:open(publisher, directory(Path), [{hold_max, 0}])),
+    [?assertError({bad_option, Option}, pelton:open(publisher, directory(Path), [Option]))
+     || Option <- [{hold_max, 0}, {mode, 1 bsl 32}]],
+    ?assertError({bad_option, _}, pelton:open(sender, directory(Path), [{create, true}, {lanes, 1 bsl 32}])),
     Publisher = publisher(name(Path), [{hold_max, 0}]),
     ?assertMatch({error, {refused, _}}, pelton:open(subscriber, name(Path), [{timeout, ?LIMIT}])),
     {ok, Subscriber} = pelton:open(subscriber, name(Path), [{timeout, ?LIMIT}, {policy, lag}, {slack, 4096}]),
+    [?assertError(badarg, pelton:setopts(Subscriber, [Option]))
+     || Option <- [{messages, hold}, {messages, copy}, {traceparents, true}]],
     ?assertEqual({error, refused}, pelton:resume(Subscriber, 0)),
     ?assertMatch({error, {name, _}}, pelton:remove_subscription(name(Path), "audit")),
     [ok = pelton:close(End) || End <- [Publisher, Subscriber]].

@@ -403,7 +403,8 @@ export class Subscriber extends BroadcastEndpoint implements AsyncIterable<Deliv
 export function publish(name: string, options?: PublishOptions): Publisher;
 /**
  * Removes the durable subscription of a directory, which no process uses: it holds the publisher up no more. Returns
- * whether there was one. Does not wait. Throws `role_taken`, `no_channel`, `not_a_channel`.
+ * whether there was one. Blocks for at most 200 ms, while another process opens or removes one there; then it throws
+ * `timed_out`. Throws `role_taken`, `no_channel`, `not_a_channel`.
  */
 export function removeSubscription(directory: string, durable: string): boolean;
 

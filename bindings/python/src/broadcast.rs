@@ -87,10 +87,11 @@ pub fn publish(py: Python<'_>, name: Option<&str>, given: Option<&Bound<'_, PyDi
 
 /// Removes the durable subscription `durable` of the broadcast in `directory`, and so what it holds up.
 ///
-/// No process may use it: raises `RoleTaken`. Returns whether there was one. Raises `NoChannel`, `NotAChannel`.
+/// No process may use it: raises `RoleTaken`. Returns whether there was one. Waits for at most 0.2 s, while another
+/// process opens or removes one there; then it raises `TimedOut`. Raises `NoChannel`, `NotAChannel`.
 #[pyfunction]
 pub fn remove_subscription(py: Python<'_>, directory: PathBuf, durable: &str) -> PyResult<bool> {
-    pelton::inspect::remove_durable(directory, durable).map_err(|error| raise(py, error))
+    py.detach(|| pelton::inspect::remove_durable(directory, durable)).map_err(|error| raise(py, error))
 }
 
 impl Publisher {

@@ -305,7 +305,7 @@ def test_a_loop_resumes_with_the_successor(name: str, run: Run) -> None:
             await subscriber.recv()
         with pytest.raises(pelton.Closed):
             await local.recv()
-        with pytest.raises(pelton.Refused):
+        with pytest.raises(pelton.Refused, match=r"aio\.Subscriber\.connect"):
             await local.resume()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
@@ -421,6 +421,14 @@ def test_a_loop_subscribes_in_a_directory_and_resumes_there(tmp_path: Path, run:
             assert subscriber.continues
             await publisher.send(b"last")
             assert (await subscriber.recv()).number == 5
+        taken_over = pelton.aio.Subscriber(pelton.Subscriber.open_path(directory))
+        with pytest.raises(pelton.Refused, match="alive"):
+            await taken_over.resume()
         publisher.close()
+        with pytest.raises(pelton.Closed):
+            await taken_over.recv()
+        with pytest.raises(pelton.Refused, match=r"aio\.Subscriber\.open_path"):
+            await taken_over.resume()
+        taken_over.close()
 
     run(main())

@@ -401,10 +401,11 @@ pub fn broadcast(path: impl AsRef<Path>) -> Result<BroadcastInfo> {
 }
 
 /// Removes a durable subscription ([`crate::Options::durable`]) that no process uses, and so what it holds up. Returns
-/// false if the broadcast has none of the name.
+/// false if the broadcast has none of the name. Waits for at most 200 ms, while another process opens or removes one.
 ///
 /// # Errors
-/// [`Error::RoleTaken`] while a process uses it; [`Error::Name`]; as [`broadcast`].
+/// [`Error::RoleTaken`] while a process uses it; [`Error::TimedOut`] after that wait, as a stopped process may have the
+/// lock; [`Error::Name`]; as [`broadcast`].
 pub fn remove_durable(path: impl AsRef<Path>, name: &str) -> Result<bool> {
     crate::broadcast_role::check_durable(name)?;
     let directory = open_any(path.as_ref())?;

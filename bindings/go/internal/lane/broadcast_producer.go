@@ -29,6 +29,8 @@ type BroadcastProducer struct {
 	slots []broadcastSlot
 	// The sleep words of the consumers, in the order of slots.
 	sleepWords []*uint64
+	// A consumer may be lost, and not removed yet.
+	hasLost bool
 	// Consumers with the policy Latest.
 	latest int
 	// The last so many messages are kept for later consumers, as long as that costs no consumer space.
@@ -156,6 +158,9 @@ func (p *BroadcastProducer) Remove(join uint64) {
 	}
 }
 
+// HasLost reports whether a reservation has found that a consumer has closed or broken the rules: see Lost.
+func (p *BroadcastProducer) HasLost() bool { return p.hasLost }
+
 // Lost returns a consumer that the producer no longer counts, and why. The caller then removes it.
 func (p *BroadcastProducer) Lost() (join uint64, why error, ok bool) {
 	for i := range p.slots {
@@ -167,6 +172,7 @@ func (p *BroadcastProducer) Lost() (join uint64, why error, ok bool) {
 			return s.join, s.loss, true
 		}
 	}
+	p.hasLost = false
 	return 0, nil, false
 }
 
@@ -311,12 +317,13 @@ func (p *BroadcastProducer) loadCursors() {
 			s.loss = ErrCursorClosed
 		}
 		if s.loss != nil {
+			p.hasLost = true
 			continue
 		}
 		number := load64(s.page, cursorNumber) // [release]
 		// 0: it has not attached yet, and stands where it joined.
 		if number != 0 && (number < s.seen || number > p.number) {
-			s.loss = &Corrupt{"number of a cursor", number, p.number}
+			s.loss, p.hasLost = &Corrupt{"number of a cursor", number, p.number}, true
 			continue
 		}
 		s.seen = max(s.seen, number)

@@ -1,6 +1,7 @@
 package wait
 
 import (
+	"context"
 	"runtime"
 	"sync/atomic"
 
@@ -9,7 +10,11 @@ import (
 
 // Guard admits one goroutine at a time to a handle. Close waits for no call: whichever goroutine leaves last tears
 // the handle down.
-type Guard struct{ state atomic.Uint32 }
+type Guard struct {
+	state atomic.Uint32
+	// Ends the context of the call under way; nil: it has none.
+	cancel atomic.Pointer[context.CancelFunc]
+}
 
 // The states of a guard. 0: no goroutine is in a call.
 const (
@@ -58,8 +63,36 @@ func (g *Guard) Close() (isAlone, isAgain bool) {
 			continue
 		}
 		if g.state.CompareAndSwap(state, state|closing) {
+			if cancel := g.cancel.Load(); cancel != nil {
+				(*cancel)()
+			}
 			return state == 0, false
 		}
+	}
+}
+
+// CloseHandle closes: it tears the handle down, or interrupts the goroutine in a call, which then does that.
+func (g *Guard) CloseHandle(tearDown, interrupt func()) {
+	switch isAlone, isAgain := g.Close(); {
+	case isAlone:
+		tearDown()
+	case !isAgain:
+		interrupt()
+	}
+}
+
+// Context returns a context that Close ends too, for a call that waits for other things than the handle's doorbell. The
+// call ends it.
+func (g *Guard) Context(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	g.cancel.Store(&cancel)
+	// A Close that came before did not find it.
+	if g.IsClosing() {
+		cancel()
+	}
+	return ctx, func() {
+		g.cancel.Store(nil)
+		cancel()
 	}
 }
 

@@ -12,7 +12,7 @@ use super::files::{
 use super::pages::{DAMAGED, Header, boot_id, bytes_of, check_preamble_of, u32_at, u64_at};
 use super::{Access, CHANNEL, Directory, PRODUCER_PID_AT, retry_until};
 use crate::error::{Error, Result};
-use crate::opening::Waiter;
+use crate::opening::{Waiter, in_call};
 use pelton_lane::{
     BroadcastPage, CURSORS_MAX, CursorTable, MAGIC_BROADCAST, Preamble, ProducerPage, SEGMENT_BYTES, TableSlot,
     broadcast_preamble, failpoint,
@@ -158,10 +158,7 @@ impl Directory {
         };
         let Some((slot, lock)) = retry_until(deadline, waiter, attempt).await? else {
             if is_growing {
-                let path = self.dir.path.display();
-                return Err(Error::TimedOut(format!(
-                    "waiting for a process that opens a durable subscription of {path}"
-                )));
+                return Err(self.names_are_locked());
             }
             return Err(match durable.and_then(|name| self.durable_slot(table_of(&table), name)) {
                 Some(slot) => self.slot_taken(table_of(&table), slot),
@@ -270,12 +267,14 @@ impl Directory {
     /// Removes a durable subscription that no process uses. Returns false if there is none of the name.
     ///
     /// # Errors
-    /// [`Error::RoleTaken`], and the errors of the checks.
+    /// [`Error::RoleTaken`]; [`Error::TimedOut`]; the errors of the checks.
     pub(crate) fn remove_durable(&self, name: &str) -> Result<bool> {
         let segment = self.table(true)?;
         let table = table_of(&segment);
         let publisher = self.doorbell(PUBLISHER_DOORBELL_FILE)?;
-        let _growth = self.lock_growth()?;
+        // As an opening, because a stopped process may hold the lock.
+        let growth = in_call(retry_until(None, &Waiter::Thread, || Ok((self.try_role(CHANNEL)?, true))))?;
+        let Some(_growth) = growth else { return Err(self.names_are_locked()) };
         let Some(slot) = self.durable_slot(table, name) else { return Ok(false) };
         let Some(_lock) = self.try_slot(slot)? else { return Err(self.slot_taken(table, slot)) };
         // First: an unnamed subscriber may claim the slot once it has no name. And a process that is killed here leaves
@@ -327,6 +326,11 @@ impl Directory {
 
     fn publisher_taken(&self) -> Error {
         self.taken("publisher".to_owned(), self.pid(PUBLISHER, PRODUCER_PID_AT))
+    }
+
+    fn names_are_locked(&self) -> Error {
+        let path = self.dir.path.display();
+        Error::TimedOut(format!("waiting for a process that opens or removes a durable subscription of {path}"))
     }
 
     fn slot_taken(&self, table: &CursorTable, slot: u32) -> Error {

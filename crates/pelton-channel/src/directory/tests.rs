@@ -219,6 +219,27 @@ fn a_claim_waits_for_the_lock_of_a_dying_process() {
     }
 }
 
+/// A stopped process may have the lock of the durable names.
+#[test]
+fn neither_to_claim_nor_to_remove_a_durable_name_waits_without_a_limit() {
+    let (_root, path) = root();
+    let directory = Directory::create_broadcast(&path, &mode(0o700), CAPACITY, LIMIT).unwrap();
+    let other = Directory::open_broadcast(&path, &mode(0o700)).unwrap().unwrap();
+    let lock = other.try_role(CHANNEL).unwrap().expect("nobody has it");
+    let (sender, results) = std::sync::mpsc::channel();
+    let claiming = std::thread::spawn(move || {
+        let claimed = in_call(directory.claim_subscriber_until(Some("audit"), None, &Waiter::Thread));
+        sender.send((claimed.unwrap_err(), directory.remove_durable("audit").unwrap_err())).unwrap();
+        directory
+    });
+    let (claimed, removed) = results.recv_timeout(DEADLINE).expect("neither waits for the lock");
+    for error in [claimed, removed] {
+        assert!(matches!(&error, Error::TimedOut(why) if why.contains("durable subscription")), "{error:?}");
+    }
+    drop(lock);
+    assert!(!claiming.join().unwrap().remove_durable("audit").unwrap());
+}
+
 /// A killed process holds the lock, and its liveness handle, until the kernel has ended it.
 #[test]
 fn a_claim_waits_for_a_killed_process_that_still_lives() {

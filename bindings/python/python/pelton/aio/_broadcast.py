@@ -76,7 +76,7 @@ class Subscriber(Watched):
     """A `pelton.Subscriber` in an event loop. Every method that receives raises as that one does."""
 
     def __init__(self, subscriber: pelton.Subscriber) -> None:
-        """Takes over a subscriber: use it by this object alone."""
+        """Takes over a subscriber: use it by this object alone. One that is to `resume` is opened by the methods below."""
         super().__init__(checked(subscriber, pelton.Subscriber, "subscribe to a name by `connect`"))
         self._subscriber = subscriber
         # How to reach a successor of the publisher, and what was missed before it.
@@ -125,10 +125,12 @@ class Subscriber(Watched):
         """After `PeerDied` or `Closed`: waits for the publisher's successor under the same name.
 
         Joins it with the same options; its messages count from 1, in a directory they continue. Raises `Refused` while
-        the publisher is alive, and for a subscriber in the publisher's process.
+        the publisher is alive, and for a subscriber that neither `connect` nor `open_path` has opened.
         """
         self._watch.check_free()
-        if self._is_path and self._is_ended:
+        if not self._is_ended:
+            raise pelton.Refused("the publisher is alive, or not all its messages were received")
+        if self._is_path:
             # The lane stays, and so does the descriptor, which the successor makes readable.
             while True:
                 with contextlib.suppress(pelton.TimedOut):
@@ -137,8 +139,11 @@ class Subscriber(Watched):
                 await self._watch.readable()
             self._is_ended = False
             return
-        if self._publisher is None or not self._is_ended:
-            raise pelton.Refused("the publisher is alive, or in this process: there is no successor to wait for")
+        if self._publisher is None:
+            raise pelton.Refused(
+                "found a subscriber that does not know where its publisher's successor comes, wanted one that "
+                "`pelton.aio.Subscriber.connect` or `pelton.aio.Subscriber.open_path` has opened"
+            )
         if self._opening_watch is not None:
             raise pelton.Busy("another task resumes this subscriber: await that one")
         name, options = self._publisher[0], self._publisher[1].copy()

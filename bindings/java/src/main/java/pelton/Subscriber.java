@@ -51,8 +51,8 @@ public final class Subscriber extends Handle implements Iterable<Delivery> {
 
     /**
      * Removes the durable subscription of a broadcast in a directory ("path:DIR"), which no process uses: it holds the
-     * publisher up no more. Does not wait. Throws {@link PeltonException}: a process uses it, or there is none of the
-     * name.
+     * publisher up no more. Waits for at most 200 ms, while another process opens or removes one there. Throws {@link
+     * PeltonException}: a process uses it, there is none of the name, or that process has stopped.
      */
     public static void remove(String name, String durable) {
         try (Arena arena = Arena.ofConfined()) {
