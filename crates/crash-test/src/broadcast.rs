@@ -47,7 +47,7 @@ impl Scenario {
             index,
             seed,
             transport: [Transport::Connect, Transport::Path][(combination % 2) as usize],
-            publisher_dies: combination / 2 % 2 == 0,
+            publisher_dies: (combination / 2).is_multiple_of(2),
             subscribers: random.one_of(&[2, 4, 8, 8, 30]),
             publisher_wait_mode: [WaitMode::Block, WaitMode::Poll][(combination / 4) as usize],
             subscriber_wait_mode: random.one_of(&[WaitMode::Block, WaitMode::Poll]),
