@@ -1,3 +1,5 @@
+package bench;
+
 import java.nio.ByteBuffer;
 import java.util.Collections;
 import java.util.List;
