@@ -3,14 +3,16 @@
 //!
 //! The sender writes up to 64 KiB of commands at once and has at most 64 without a reply, as a client that pipelines
 //! does. A reply says to how many subscribers the server has passed the message, not that they have it: the server
-//! keeps for each subscriber what its socket does not take. By default it disconnects one for which it keeps 32 MiB;
-//! here 1 GiB, so that it loses nothing. It saves nothing to a disk. Its processor time is no part of the sender's.
+//! keeps for each subscriber what its socket does not take, and disconnects one for which it keeps too much. So that
+//! nothing is lost, the sender asks each 16 MiB how much that is, and waits while it is more than 16 MiB for any; the
+//! limit is 64 MiB instead of 32. It saves nothing to a disk. Its processor time is no part of the sender's.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
     os::unix::net::UnixStream,
     process::{Child, Command, Stdio},
-    time::Instant,
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -25,6 +27,11 @@ use crate::{
 /// Commands without a reply, and bytes of commands that are written together.
 const IN_FLIGHT: usize = 64;
 const WRITTEN_BYTES: usize = 64 << 10;
+/// Bytes that the server may send to one subscriber, or keep for it, before the sender asks again: a quarter of the
+/// server's limit. In between it keeps at most twice as much, and its own overhead.
+const PACE_BYTES: usize = 16 << 20;
+/// Between two questions, and two attempts to connect.
+const INTERVAL: Duration = Duration::from_millis(1);
 /// What precedes the length of a message in what a subscriber receives.
 const MESSAGE: &[u8] = b"*3\r\n$7\r\nmessage\r\n$1\r\nb\r\n$";
 
@@ -50,7 +57,7 @@ impl Drop for Server {
 fn serve(job: &Job) -> Result<Server> {
     let mut server = Command::new("redis-server");
     server.args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"]).arg(job.directory.join("redis"));
-    server.args(["--client-output-buffer-limit", "pubsub", "1gb", "0", "0", "--dir"]).arg(&job.directory);
+    server.args(["--client-output-buffer-limit", "pubsub", "64mb", "0", "0", "--dir"]).arg(&job.directory);
     ends_with_this(&mut server);
     Ok(Server(server.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("starting redis-server")?))
 }
@@ -59,7 +66,7 @@ fn connect(job: &Job) -> Result<UnixStream> {
     let until = Instant::now() + CONNECT;
     loop {
         match UnixStream::connect(job.directory.join("redis")) {
-            Err(_) if Instant::now() < until => std::thread::sleep(std::time::Duration::from_millis(1)),
+            Err(_) if Instant::now() < until => sleep(INTERVAL),
             done => return done.context("connecting to redis-server"),
         }
     }
@@ -89,13 +96,14 @@ impl Transport for Redis {
             reply,
             commands: Vec::new(),
             unanswered: 0,
+            unpaced: 0,
             line: Vec::new(),
             _server: server,
         };
         let until = Instant::now() + CONNECT;
         while publishing.subscribers()? != publishing.reply {
             ensure!(Instant::now() < until, "not all of {} subscribers came", job.receivers);
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            sleep(INTERVAL);
         }
         Ok(publishing)
     }
@@ -120,6 +128,8 @@ pub struct Publishing {
     reply: Vec<u8>,
     commands: Vec<u8>,
     unanswered: usize,
+    /// Bytes for each subscriber since the last question.
+    unpaced: usize,
     line: Vec<u8>,
     /// Dropped last: it ends the server.
     _server: Server,
@@ -147,6 +157,30 @@ impl Publishing {
         }
         Ok(())
     }
+
+    /// Waits while the server keeps too much for a subscriber.
+    fn keep_pace(&mut self) -> Result<()> {
+        self.exchange(0)?;
+        self.unpaced = 0;
+        let until = Instant::now() + CONNECT;
+        loop {
+            self.stream.write_all(b"CLIENT LIST TYPE pubsub\r\n").context("asking for the subscribers' backlogs")?;
+            line(&mut self.replies, &mut self.line)?;
+            let len = std::str::from_utf8(&self.line)?.trim_start_matches('$').parse::<usize>();
+            let mut clients = vec![0; len.context("the length of the list of clients")? + 2];
+            self.replies.read_exact(&mut clients).context("redis-server has closed the connection")?;
+            if kept_most(std::str::from_utf8(&clients)?) <= PACE_BYTES {
+                return Ok(());
+            }
+            ensure!(Instant::now() < until, "a subscriber has received too little for {CONNECT:?}");
+            sleep(INTERVAL);
+        }
+    }
+}
+
+/// The largest backlog in a list of clients, whose lines have the field `omem=BYTES`.
+fn kept_most(clients: &str) -> usize {
+    clients.split(' ').filter_map(|field| field.strip_prefix("omem=")?.parse().ok()).max().unwrap_or(0)
 }
 
 impl Sending for Publishing {
@@ -155,6 +189,10 @@ impl Sending for Publishing {
         self.commands.extend_from_slice(payload);
         self.commands.extend_from_slice(b"\r\n");
         self.unanswered += 1;
+        self.unpaced += MESSAGE.len() + payload.len();
+        if self.unpaced >= PACE_BYTES {
+            return self.keep_pace();
+        }
         match self.commands.len() >= WRITTEN_BYTES || self.unanswered == 2 * IN_FLIGHT {
             true => self.exchange(IN_FLIGHT),
             false => Ok(()),
@@ -182,5 +220,17 @@ impl Receiving for Subscribing {
         let Some(message) = self.message.get_mut(..len + 2) else { bail!("a message has {len} bytes") };
         self.from.read_exact(message).context("redis-server has closed the connection")?;
         Ok(inspect(&message[..len]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_backlog_counts() {
+        let clients = "id=7 obl=0 oll=3 omem=49224 tot-mem=71720 events=r\nid=8 oll=0 omem=70000 tot-mem=1\n\r\n";
+        assert_eq!(kept_most(clients), 70000);
+        assert_eq!(kept_most("\r\n"), 0);
     }
 }

@@ -220,21 +220,12 @@ send(Sender, Data) ->
 -spec send(endpoint(), iodata(), timeout() | [send_option()]) -> ok | {error, reason()}.
 send(Sender, Data, Options) ->
     {Timeout, Traceparent} = send_options(Options),
-    send_until(Sender, flat(Data), Traceparent, deadline(Timeout)).
-
-send_until(Sender, Data, Traceparent, Deadline) ->
-    Ref = make_ref(),
-    Sent = if byte_size(Data) =< ?COPY_MAX -> pelton_nif:endpoint_send(Sender, Data, Traceparent, Ref);
-              true -> pelton_nif:endpoint_send_large(Sender, Data, Traceparent, Ref)
-           end,
-    case Sent of
-        pending ->
-            receive {pelton, Ref, ready} -> send_until(Sender, Data, Traceparent, Deadline)
-            after left(Deadline) -> cancel(Sender, Ref), {error, timeout}
-            end;
-        busy -> erlang:yield(), send_until(Sender, Data, Traceparent, Deadline);
-        Result -> Result
-    end.
+    Bytes = flat(Data),
+    waits(Sender, deadline(Timeout), fun(Ref) ->
+        if byte_size(Bytes) =< ?COPY_MAX -> pelton_nif:endpoint_send(Sender, Bytes, Traceparent, Ref);
+           true -> pelton_nif:endpoint_send_large(Sender, Bytes, Traceparent, Ref)
+        end
+    end).
 
 %% The timeout, and the traceparent as the NIF takes it.
 send_options(Options) when is_list(Options) ->
@@ -305,18 +296,7 @@ recv(Receiver) ->
 %% `undefined'.
 -spec recv(endpoint(), timeout()) -> {ok, binary()} | {ok, binary(), binary() | undefined} | {error, reason()}.
 recv(Receiver, Timeout) ->
-    recv_until(Receiver, deadline(Timeout)).
-
-recv_until(Receiver, Deadline) ->
-    Ref = make_ref(),
-    case pelton_nif:endpoint_receive(Receiver, Ref) of
-        pending ->
-            receive {pelton, Ref, ready} -> recv_until(Receiver, Deadline)
-            after left(Deadline) -> cancel(Receiver, Ref), {error, timeout}
-            end;
-        busy -> erlang:yield(), recv_until(Receiver, Deadline);
-        Result -> Result
-    end.
+    waits(Receiver, deadline(Timeout), fun(Ref) -> pelton_nif:endpoint_receive(Receiver, Ref) end).
 
 %% @equiv recv_delivery(Subscriber, infinity)
 -spec recv_delivery(endpoint()) -> {ok, binary(), pos_integer(), non_neg_integer()} | {error, reason()}.
@@ -331,18 +311,7 @@ recv_delivery(Subscriber) ->
 -spec recv_delivery(endpoint(), timeout()) ->
           {ok, binary(), pos_integer(), non_neg_integer()} | {error, reason()}.
 recv_delivery(Subscriber, Timeout) ->
-    recv_delivery_until(Subscriber, deadline(Timeout)).
-
-recv_delivery_until(Subscriber, Deadline) ->
-    Ref = make_ref(),
-    case pelton_nif:endpoint_receive_delivery(Subscriber, Ref) of
-        pending ->
-            receive {pelton, Ref, ready} -> recv_delivery_until(Subscriber, Deadline)
-            after left(Deadline) -> cancel(Subscriber, Ref), {error, timeout}
-            end;
-        busy -> erlang:yield(), recv_delivery_until(Subscriber, Deadline);
-        Result -> Result
-    end.
+    waits(Subscriber, deadline(Timeout), fun(Ref) -> pelton_nif:endpoint_receive_delivery(Subscriber, Ref) end).
 
 %% @equiv wait_subscribers(Publisher, Count, infinity)
 -spec wait_subscribers(endpoint(), non_neg_integer()) -> ok | {error, reason()}.
@@ -353,18 +322,7 @@ wait_subscribers(Publisher, Count) ->
 %% process uses count. Errors: `timeout'; `in_operation'.
 -spec wait_subscribers(endpoint(), non_neg_integer(), timeout()) -> ok | {error, reason()}.
 wait_subscribers(Publisher, Count, Timeout) ->
-    wait_subscribers_until(Publisher, Count, deadline(Timeout)).
-
-wait_subscribers_until(Publisher, Count, Deadline) ->
-    Ref = make_ref(),
-    case pelton_nif:endpoint_wait_subscribers(Publisher, Count, Ref) of
-        pending ->
-            receive {pelton, Ref, ready} -> wait_subscribers_until(Publisher, Count, Deadline)
-            after left(Deadline) -> cancel(Publisher, Ref), {error, timeout}
-            end;
-        busy -> erlang:yield(), wait_subscribers_until(Publisher, Count, Deadline);
-        Result -> Result
-    end.
+    waits(Publisher, deadline(Timeout), fun(Ref) -> pelton_nif:endpoint_wait_subscribers(Publisher, Count, Ref) end).
 
 %% @doc Returns the subscribers that have joined, and how far each is behind: maps with the fields of
 %% `pelton_subscriber_state' in `pelton.h'. `policy' is an atom, `lags' a boolean, `durable' a binary or `undefined'. A
@@ -650,6 +608,18 @@ deadline(Timeout) -> erlang:monotonic_time(millisecond) + Timeout.
 
 left(infinity) -> infinity;
 left(Deadline) -> max(0, Deadline - erlang:monotonic_time(millisecond)).
+
+%% Tries until there is a result. While it is pending, the process waits for the notifier thread's message.
+waits(Endpoint, Deadline, Try) ->
+    Ref = make_ref(),
+    case Try(Ref) of
+        pending ->
+            receive {pelton, Ref, ready} -> waits(Endpoint, Deadline, Try)
+            after left(Deadline) -> cancel(Endpoint, Ref), {error, timeout}
+            end;
+        busy -> erlang:yield(), waits(Endpoint, Deadline, Try);
+        Result -> Result
+    end.
 
 %% Tries again after a millisecond, unless the time is over.
 again(Deadline, Try) ->
