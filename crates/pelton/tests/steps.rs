@@ -10,6 +10,8 @@
 //! This file lists the scenarios and runs them. `steps/` has the scenarios by victim, the victim itself, and the two
 //! endpoints that all of them use.
 
+#[path = "steps/broadcast.rs"]
+mod broadcast;
 #[path = "steps/calls.rs"]
 mod calls;
 #[path = "steps/channel.rs"]
@@ -29,7 +31,7 @@ mod victim;
 use channel::*;
 use connected::*;
 use ends::*;
-use pelton::{Error, Options, Receiver, RecordFileOptions, Sender, Sent, Traceparent, inspect};
+use pelton::{Error, Options, Policy, Receiver, RecordFileOptions, Sender, Sent, Traceparent, inspect};
 use receivers::*;
 use senders::*;
 use std::any::Any;
@@ -116,6 +118,38 @@ const SCENARIOS: &[Scenario] = &[
     ("connect: receiver releases, with descriptors", true, |run| connected_receiver_releases(run, true)),
     ("gather: sender joins, commits and closes", true, gathered_sender),
     ("gather: receiver accepts senders and releases", false, gathering_receiver),
+    ("broadcast: publisher creates and sends", true, broadcast::publisher_creates),
+    ("broadcast: publisher passes one that lags", true, |run| {
+        broadcast::publisher_laps(run, || broadcast::by(Policy::Lag))
+    }),
+    ("broadcast: publisher passes one that has held it up", false, |run| {
+        broadcast::publisher_laps(run, broadcast::until)
+    }),
+    ("broadcast: publisher waits in a full lane", true, broadcast::publisher_waits),
+    ("broadcast: publisher takes over", true, broadcast::publisher_takes_over),
+    ("broadcast: publisher sends, stopped, and a gate joins", false, |run| {
+        broadcast::publisher_goes_on_and_one_joins(run, false)
+    }),
+    ("broadcast: publisher takes over, stopped, and a gate joins", false, |run| {
+        broadcast::publisher_goes_on_and_one_joins(run, true)
+    }),
+    ("broadcast: subscriber joins: gate", true, |run| broadcast::subscriber_joins(run, Policy::Gate)),
+    ("broadcast: subscriber joins: lag", true, |run| broadcast::subscriber_joins(run, Policy::Lag)),
+    ("broadcast: subscriber joins, stopped, and is passed: gate", false, |run| {
+        broadcast::subscriber_joins_and_is_passed(run, broadcast::oldest)
+    }),
+    ("broadcast: subscriber joins, stopped, and is passed: lag", false, |run| {
+        broadcast::subscriber_joins_and_is_passed(run, || broadcast::by(Policy::Lag))
+    }),
+    ("broadcast: durable joins: gate", true, |run| broadcast::durable_joins(run, broadcast::oldest, false)),
+    ("broadcast: durable continues: gate", true, |run| broadcast::durable_joins(run, broadcast::oldest, true)),
+    ("broadcast: durable continues: gate until", true, |run| broadcast::durable_joins(run, broadcast::until, true)),
+    ("broadcast: durable continues: lag", false, |run| {
+        broadcast::durable_joins(run, || broadcast::by(Policy::Lag), true)
+    }),
+    ("broadcast: subscriber leaves", true, |run| broadcast::subscriber_leaves(run, false)),
+    ("broadcast: durable leaves", true, |run| broadcast::subscriber_leaves(run, true)),
+    ("broadcast: durable is removed", true, broadcast::durable_is_removed),
     ("call: client connects, calls and closes: empty lanes", true, |run| calls::client_calls(run, calls::Lanes::Empty)),
     ("call: client connects, calls and closes: full lanes", false, |run| calls::client_calls(run, calls::Lanes::Full)),
     ("call: client connects, calls and closes: in pieces", false, |run| calls::client_calls(run, calls::Lanes::Pieces)),
