@@ -189,7 +189,12 @@ fn main() {
             if !full.contains(&filter) || (stops && !stoppable) {
                 continue;
             }
-            match every_step(*scenario, stops) {
+            // Broadcasts take a minute: CI kills at every eighth step, `./run verify steps` at all, and stops too.
+            let all = !name.starts_with("broadcast") || std::env::var_os("PELTON_EVERY_STEP").is_some();
+            if stops && !all {
+                continue;
+            }
+            match every_step(*scenario, stops, if all { 1 } else { 8 }) {
                 Ok(steps) => {
                     passed += 1;
                     println!("test {full} ... ok, {steps} steps");
@@ -205,8 +210,8 @@ fn main() {
     std::process::exit((failed != 0).into());
 }
 
-/// Runs the scenario with n from 1 on; returns the victim's number of steps, or the step that failed.
-fn every_step(scenario: fn(&Run), stops: bool) -> Result<u64, String> {
+/// Runs the scenario with n from 1 on, `apart`; returns the victim's number of steps, or the step that failed.
+fn every_step(scenario: fn(&Run), stops: bool, apart: u64) -> Result<u64, String> {
     // In memory, if possible: the scenarios create thousands of channels.
     let base = if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" };
     let root = tempfile::Builder::new().prefix("pt").tempdir_in(base).unwrap();
@@ -230,7 +235,7 @@ fn every_step(scenario: fn(&Run), stops: bool) -> Result<u64, String> {
             return Ok(steps);
         }
         std::fs::remove_dir_all(&run.root).unwrap();
-        n += if stops { SAMPLE } else { 1 };
+        n += if stops { SAMPLE } else { apart };
     }
 }
 
