@@ -134,6 +134,7 @@ impl<'a> SubscriberSide<'a> {
             }
             // All messages of the dead one, received or missed.
             record_death(self.journal, 0, self.subscriber.next_number() - 1);
+            let all_missed = self.all_missed();
             loop {
                 match self.journal.get(Word::Stop) {
                     0 => {}
@@ -149,7 +150,7 @@ impl<'a> SubscriberSide<'a> {
             }
             if self.plan.transport == Transport::Connect {
                 // The next publisher counts from 1.
-                self.missed = self.all_missed();
+                self.missed = all_missed;
                 self.next = 0;
             }
             self.journal.add(Word::Connections, 1);
