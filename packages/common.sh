@@ -116,6 +116,36 @@ no_paths() {
         give_up "$(basename "$1") has paths of this machine: see above"
 }
 
+# static_programs PROGRAM CRATE MANUAL COMPLETE: for each processor the program without a shared library, installed in
+# $package, as the archive $package.tar.gz. zig compiles C, and links with its musl. The example MANUAL writes the
+# manual pages; the function COMPLETE adds to $made/$package what else it has.
+static_programs() {
+    need cargo
+    need_zig
+    without_paths
+    cd "$root"
+    target=${CARGO_TARGET_DIR:-$root/target}
+    static_target "$(uname -m)" "$2" --example "$3"
+    manual=$target/$triple/release/examples/$3
+    for processor in $processors; do
+        binutils_for "$processor"
+        static_target "$processor" "$2" --bin "$1"
+        package=$1-$version-$processor-linux-musl
+        packages/install "$1" "$made/$package" "$target/$triple/release" "$manual" >/dev/null
+        "$4"
+        no_paths "$made/$package/bin/$1"
+        echo "bin/$1: $(wc -c <"$made/$package/bin/$1") bytes"
+        pack "$package"
+    done
+}
+static_target() { # PROCESSOR CRATE WHAT...
+    triple=$1-unknown-linux-musl
+    need_target "$triple"
+    crate=$2
+    shift 2
+    PATH=$zig/bin:$PATH cargo zigbuild --release --quiet --target "$triple" -p "$crate" "$@"
+}
+
 # licences_and_readme BINDING DIRECTORY: the licences, and the binding's README. Its links to files that DIRECTORY lacks
 # become links into the repository.
 licences_and_readme() {

@@ -699,8 +699,10 @@ static void publisher_ready(struct endpoint *endpoint)
         if (waiter->for_subscribers || code != PELTON_OK)
             send_result(NULL, endpoint, waiter, atom_ready);
     }
-    /* Also after an error, as without free descriptors: a timer of the publisher repeats what failed. */
-    endpoint_watch(endpoint, PELTON_OK);
+    /* Also after an error, as without free descriptors: a timer of the publisher repeats what failed. After a defect
+     * in the library every call fails, and leaves the descriptor readable for ever. */
+    if (code != PELTON_INTERNAL)
+        endpoint_watch(endpoint, PELTON_OK);
 }
 
 void endpoint_ready(struct endpoint *endpoint)

@@ -20,13 +20,14 @@ local function requests(size)
     return all
 end
 
--- The service in C, Python or Node where the system's name says so, else the one in Go.
+-- The service in C, Python, Node or Java where the system's name says so, else the one in Go.
 local services = {
     ["pelton-c"] = "/service-c", ["pelton-py"] = "/service-py", ["pelton-aio"] = "/service-aio",
-    ["pelton-node"] = "/service-node",
+    ["pelton-node"] = "/service-node", ["pelton-java"] = "/service-java",
 }
 local sockets = {
     ["cosocket-py"] = "/socket-py", ["cosocket-aio"] = "/socket-aio", ["cosocket-node"] = "/socket-node",
+    ["cosocket-java"] = "/socket-java",
 }
 
 local function by_pelton(system)
@@ -109,8 +110,9 @@ end
 
 local ways = {
     pelton = by_pelton, ["pelton-c"] = by_pelton, ["pelton-go"] = by_pelton, ["pelton-py"] = by_pelton,
-    ["pelton-aio"] = by_pelton, ["pelton-node"] = by_pelton, cosocket = by_cosocket, ["cosocket-py"] = by_cosocket,
-    ["cosocket-aio"] = by_cosocket, ["cosocket-node"] = by_cosocket,
+    ["pelton-aio"] = by_pelton, ["pelton-node"] = by_pelton, ["pelton-java"] = by_pelton,
+    cosocket = by_cosocket, ["cosocket-py"] = by_cosocket, ["cosocket-aio"] = by_cosocket,
+    ["cosocket-node"] = by_cosocket, ["cosocket-java"] = by_cosocket,
     ["queue-c"] = by_queue, ["queue-go"] = by_queue
 }
 

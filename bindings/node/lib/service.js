@@ -289,14 +289,8 @@ class Service extends Driver {
         if (this.closed) return;
         this._taken += taken;
         this.#isFull = this.#running.size >= this.#runningMax;
-        const cancels = this.#countCancels();
-        if (cancels !== this.#cancels) {
-          this.#cancels = cancels;
-          for (const request of this.#running) if (request.isCancelled) request._cancel();
-          // Some of them may wait for space, which nobody makes any more.
-          this.#wakeForSpace();
-          if (this.closed) return;
-        }
+        this.#abortCancelled();
+        if (this.closed) return;
         if (taken > 0) {
           this._start();
           return;
@@ -307,13 +301,27 @@ class Service extends Driver {
           this._start();
           return;
         }
-        if (!(!this.#isFull && this._poll()) && this._await()) return;
+        const found = !this.#isFull && this._poll();
+        // A client that leaves while this polls is noticed by that alone: its end does not wake the loop again.
+        this.#abortCancelled();
+        if (this.closed) return;
+        if (!found && this._await()) return;
         isReady = true;
       }
     } catch (error) {
       this._rest();
       this.#end(error.code === 'closed' ? undefined : error);
     }
+  }
+
+  /** Aborts the signals of the calls that were cancelled, or whose client has left. */
+  #abortCancelled() {
+    const cancels = this.#countCancels();
+    if (cancels === this.#cancels) return;
+    this.#cancels = cancels;
+    for (const request of this.#running) if (request.isCancelled) request._cancel();
+    // Some of them may wait for space, which nobody makes any more.
+    this.#wakeForSpace();
   }
 
   #begin(request) {

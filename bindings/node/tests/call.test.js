@@ -210,16 +210,19 @@ test('parts_that_nobody_takes_any_more_end_their_handler', options, async () => 
 
 test('a_cancel_aborts_the_handler_s_signal', options, async () => {
   const aborted = [];
+  let begun = 0;
   await served((request) => new Promise((resolve) => {
+    begun += 1;
     request.signal.addEventListener('abort', () => {
       aborted.push(`${request.data}`);
       resolve(request.data);
     });
   }), async (client) => {
-    await assert.rejects(client.call(Buffer.from('time'), { timeout: 20 }), coded('timed_out'));
+    // Long enough for the handler to begin: a request that has timed out before never gets there.
+    await assert.rejects(client.call(Buffer.from('time'), { timeout: 200 }), coded('timed_out'));
     const abort = new AbortController();
     const calling = client.call(Buffer.from('signal'), { signal: abort.signal });
-    await sleep(5);
+    while (begun < 2) await turn();
     abort.abort(new Error('enough'));
     await assert.rejects(calling, /enough/);
     while (aborted.length < 2) await turn();

@@ -62,6 +62,10 @@ pub enum Word {
     Bytes,
     /// Jumps: the received number was not the expected one.
     Jumps,
+    /// Of a broadcast. Subscriber: messages that it counts as missed.
+    Missed,
+    /// Of a broadcast. Subscriber: the number of its last message's publisher.
+    Peer,
 }
 
 /// See [`Word::State`].
@@ -200,12 +204,12 @@ impl Journal {
 
     /// All words, to detect progress.
     pub fn fingerprint(&self) -> Vec<u64> {
-        (0..=Word::Jumps as usize).map(|index| self.0.load(index)).collect()
+        (0..=Word::Peer as usize).map(|index| self.0.load(index)).collect()
     }
 
     /// Its words with their names, as text.
     pub fn words(&self) -> String {
-        const ALL: [Word; 18] = {
+        const ALL: [Word; 20] = {
             use Word::*;
             [
                 State,
@@ -226,6 +230,8 @@ impl Journal {
                 Messages,
                 Bytes,
                 Jumps,
+                Missed,
+                Peer,
             ]
         };
         ALL.iter().map(|word| format!("{word:?} {}", self.get(*word))).collect::<Vec<_>>().join(", ")

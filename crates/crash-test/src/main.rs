@@ -5,10 +5,13 @@
 //! that works at full speed until the test kills it. Both sides record their steps in journals
 //! (`journal`). The test compares one journal with the other and with the rest in the channel (`ledger`). Only its view
 //! of a path channel from outside depends on pelton, so sides of any other channel can take part (`--against`). Further
-//! scenarios, only for sides of pelton, have many senders and record files (`many_senders`).
+//! scenarios, only for sides of pelton, have many senders and record files (`many_senders`), or a publisher and its
+//! subscribers (`broadcast`).
 //!
 //! `scenario` has the choices of a seed, `processes` the processes as the test uses them, `report` the report.
 
+mod broadcast;
+mod broadcast_side;
 mod host;
 mod journal;
 mod ledger;
@@ -151,6 +154,8 @@ fn run(args: &CrashTestArgs) -> Result<(), Failure> {
             kills_by_path: 0,
             kills_while_starting: 0,
             kills_of_many: 0,
+            kills_of_broadcasts: 0,
+            missed: 0,
             messages: 0,
             messages_in_files: 0,
             bytes: 0,
@@ -174,7 +179,8 @@ fn run(args: &CrashTestArgs) -> Result<(), Failure> {
     let began = Instant::now();
     let deadline = args.minutes.map(|minutes| began + Duration::from_secs(60 * minutes));
     // Each combination takes part, and the kills are divided among them: a survivor outlives that many deaths.
-    let combinations = Scenario::COMBINATIONS + if test.is_own { many_senders::Scenario::COMBINATIONS } else { 0 };
+    let own_combinations = many_senders::Scenario::COMBINATIONS + broadcast::Scenario::COMBINATIONS;
+    let combinations = Scenario::COMBINATIONS + if test.is_own { own_combinations } else { 0 };
     let each = kills.map_or(100, |kills| (kills / combinations).clamp(5, 400));
     let is_done = |report: &Report| {
         kills.is_some_and(|kills| report.kills >= kills) || deadline.is_some_and(|deadline| Instant::now() >= deadline)
@@ -190,6 +196,11 @@ fn run(args: &CrashTestArgs) -> Result<(), Failure> {
                     scenario.restrict_to_any_channel();
                 }
                 (test.scenario(&scenario)?, format!("{scenario:?}"))
+            }
+            Some(other) if other >= many_senders::Scenario::COMBINATIONS => {
+                let of_broadcast = other - many_senders::Scenario::COMBINATIONS;
+                let scenario = broadcast::Scenario::of(seed, index, of_broadcast, each.min(left));
+                (test.broadcast(&scenario)?, format!("{scenario:?}"))
             }
             Some(of_many) => {
                 let scenario = many_senders::Scenario::of(seed, index, of_many, each.min(left));
@@ -330,6 +341,19 @@ impl CrashTest {
         Ok(faults)
     }
 
+    /// Runs one scenario of a broadcast; returns its faults.
+    fn broadcast(&mut self, scenario: &broadcast::Scenario) -> Result<Vec<Fault>, Failure> {
+        let before = self.report.kills;
+        // It removes a directory itself.
+        let faults = self.run_in_directory(Transport::Connect, false, |test, host, _| {
+            let mut run = broadcast::Run::new(test, scenario);
+            let result = run.run(host);
+            Ok((result, run.faults))
+        })?;
+        self.report.kills_of_broadcasts += self.report.kills - before;
+        Ok(faults)
+    }
+
     /// Creates the directories and the host of a scenario, and runs it. If it ended in order, checks that no file is
     /// left.
     fn run_in_directory(
@@ -364,17 +388,7 @@ impl CrashTest {
                 Ok(lanes) if lanes.iter().all(|lane| lane.is_whole() && lane.kept == 0) => {}
                 found => faults.push(Fault::new(FaultKind::Miscounted, 1, format_args!("at the end: {found:?}"))),
             }
-            // The next creator of the channel removes files of a killed one.
-            let remove = || pelton::inspect::remove(&channel);
-            let again =
-                || pelton::Options::new().capacity(1 << 16).create_sender(&channel).and_then(pelton::Sender::close);
-            if let Err(error) = remove().and_then(|()| again()).and_then(|()| remove()) {
-                faults.push(Fault::new(
-                    FaultKind::LeftBehind,
-                    1,
-                    format_args!("the channel cannot be removed: {error}"),
-                ));
-            }
+            faults.extend(remove_channel(&channel));
         }
         if self.is_own && transport == Transport::Connect && ends_without_successor {
             // The next listener removes the socket of a killed one.
@@ -399,6 +413,16 @@ impl CrashTest {
         self.side_files.clear();
         faults
     }
+}
+
+/// Removes a channel in a directory. A fault if that fails.
+fn remove_channel(channel: &Path) -> Option<Fault> {
+    // The next creator of the channel removes files of a killed one.
+    let remove = || pelton::inspect::remove(channel);
+    let again = || pelton::Options::new().capacity(1 << 16).create_sender(channel).and_then(pelton::Sender::close);
+    let removed = remove().and_then(|()| again()).and_then(|()| remove());
+    let error = removed.err()?;
+    Some(Fault::new(FaultKind::LeftBehind, 1, format_args!("the channel cannot be removed: {error}")))
 }
 
 /// During a wait: when it began, and when a journal last changed.
@@ -464,9 +488,11 @@ impl CrashTest {
             text += &side.describe();
         }
         if self.is_own && transport == Transport::Path {
-            match pelton::inspect::info(self.directory().join("c")) {
-                Ok(info) => text += &format!("{info:#?}\n"),
-                Err(error) => text += &error.to_string(),
+            let channel = self.directory().join("c");
+            match (pelton::inspect::info(&channel), pelton::inspect::broadcast(&channel)) {
+                (Ok(info), _) => text += &format!("{info:#?}\n"),
+                (_, Ok(info)) => text += &format!("{info:#?}\n"),
+                (Err(error), _) => text += &error.to_string(),
             }
         }
         text
@@ -499,6 +525,7 @@ impl CrashTest {
         if side.plan.role == Role::Receive {
             report.messages += side.get(Word::Messages);
             report.bytes += side.get(Word::Bytes);
+            report.missed += side.get(Word::Missed);
         }
     }
 }
@@ -588,6 +615,7 @@ impl Run<'_> {
             wait_mode: if is_sender { scenario.sender_wait_mode } else { scenario.receiver_wait_mode },
             delivered: self.ledger.delivered(),
             many_senders: None,
+            broadcast: None,
         })
     }
 
@@ -750,9 +778,10 @@ fn run_side(plan: &str) -> Result<(), Failure> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))
         .map_err(|error| Failure::system("prctl", error))?;
     let journal = Journal::open(&plan.journal).map_err(|error| Failure::system("opening the journal", error))?;
-    let done = match &plan.many_senders {
-        Some(part) => many_senders_side::run(&plan, part, &journal),
-        None => side::run(&plan, &journal),
+    let done = match (&plan.many_senders, &plan.broadcast) {
+        (Some(part), _) => many_senders_side::run(&plan, part, &journal),
+        (_, Some(part)) => broadcast_side::run(&plan, part, &journal),
+        (None, None) => side::run(&plan, &journal),
     };
     if let Err(error) = &done {
         journal.explain(&error.to_string());

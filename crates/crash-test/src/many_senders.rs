@@ -399,6 +399,7 @@ impl<'a> Run<'a> {
             wait_mode: if is_sender { scenario.sender_wait_mode } else { scenario.receiver_wait_mode },
             delivered: 0,
             many_senders: Some(self.many_senders_plan(job, sender_id, threads)),
+            broadcast: None,
         })
     }
 

@@ -57,6 +57,42 @@ pub struct Plan {
     /// In a scenario of many senders.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub many_senders: Option<ManySendersPlan>,
+    /// In a scenario of a broadcast.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub broadcast: Option<BroadcastPlan>,
+}
+
+/// What happens when a subscriber falls behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SubscriberPolicy {
+    Gate,
+    /// For two milliseconds.
+    GateUntil,
+    Lag,
+    Latest,
+}
+
+/// Where a subscriber begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StartAt {
+    Now,
+    Oldest,
+    Last(u64),
+}
+
+/// The part of the plan for a broadcast.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BroadcastPlan {
+    /// For a publisher: its number among the publishers of the scenario, from 1.
+    pub publisher: u64,
+    pub history: u64,
+    /// For a subscriber, as are the next two.
+    pub policy: SubscriberPolicy,
+    pub start: StartAt,
+    /// The name of a durable subscription, in a directory.
+    pub durable: Option<String>,
 }
 
 /// The job of a process.

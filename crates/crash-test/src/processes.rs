@@ -54,8 +54,12 @@ impl Side {
     /// Sends SIGKILL.
     pub fn kill(&self) {
         self.is_killed.set(true);
+        self.signal(Signal::KILL);
+    }
+
+    pub fn signal(&self, signal: Signal) {
         // An error: it has ended already.
-        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        let _ = pidfd_send_signal(&self.pidfd, signal);
     }
 
     pub fn await_death(&self) {

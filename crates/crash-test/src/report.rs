@@ -60,6 +60,10 @@ pub struct Report {
     pub kills_while_starting: u64,
     /// In scenarios of many senders or appending threads.
     pub kills_of_many: u64,
+    /// In scenarios of a broadcast.
+    pub kills_of_broadcasts: u64,
+    /// Messages that subscribers count as missed.
+    pub missed: u64,
     /// Received and checked; each delivery counts.
     pub messages: u64,
     /// Found in record files and checked.
@@ -104,6 +108,7 @@ impl Report {
         row("while they started", self.kills_while_starting)?;
         if self.against.is_none() {
             row("of many senders or their receiver", self.kills_of_many)?;
+            row("of publishers and subscribers", self.kills_of_broadcasts)?;
         }
         row("deaths that one survivor outlived", self.deaths_outlived_most)?;
         if self.kills_of_observers > 0 {
@@ -113,6 +118,7 @@ impl Report {
         row("messages received and checked", *messages)?;
         if self.against.is_none() {
             row("messages checked in record files", self.messages_in_files)?;
+            row("messages missed by subscribers that lag", self.missed)?;
         }
         row("bytes", *bytes)?;
         row("marked as redelivered", *redelivered)?;

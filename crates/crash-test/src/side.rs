@@ -16,9 +16,9 @@ use std::{
 };
 
 /// Longer than the start of a process under any load; the test reports a hang earlier.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
 /// A wait for a successor checks after each of these intervals whether the test has ended.
-const SLICE: Duration = Duration::from_millis(50);
+pub const SLICE: Duration = Duration::from_millis(50);
 /// The most messages that a receiver holds, and that a batch has.
 const HELD_MAX: usize = 5;
 const BATCH_MAX: u64 = 8;

@@ -25,12 +25,18 @@ use crate::opening::{Waiter, in_call};
 use crate::settings::HANDSHAKE_TIMEOUT;
 pub(crate) use broadcast::{PublisherRole, SubscriberRole, table_of};
 use files::{
-    CONSUMER, ChannelDir, DATA, DOORBELL_FILE, Known, LIVENESS_FILE, PRODUCER, RECEIVER, RECEIVER_DOORBELL_FILE,
-    RECEIVER_LIVENESS_FILE, descriptor, first_few, known, of_lane, remove_known,
+    CONSUMER, ChannelDir, DATA, DOORBELL_FILE, Known, LIVENESS_FILE, PRODUCER, PUBLISHER, RECEIVER,
+    RECEIVER_DOORBELL_FILE, RECEIVER_LIVENESS_FILE, TABLE, descriptor, first_few, known, of_lane, remove_known,
 };
 use making::{ParentDir, make};
-use pages::{CHANNEL, DAMAGED, Header, LANES_AT, RECOVERED_BYTES, array_at, boot_id, check_preamble, u32_at, u64_at};
-use pelton_lane::{MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Preamble, ProducerPage, SEGMENT_BYTES, failpoint};
+use pages::{
+    CHANNEL, DAMAGED, Header, LANES_AT, RECOVERED_BYTES, array_at, boot_id, check_preamble, check_preamble_of, u32_at,
+    u64_at,
+};
+use pelton_lane::{
+    CursorTable, MAGIC_BROADCAST, MAGIC_CONSUMER, MAGIC_PRODUCER, MAGIC_RECEIVER, Preamble, ProducerPage,
+    SEGMENT_BYTES, broadcast_preamble, failpoint,
+};
 use pelton_os::lock::{self, Lock};
 use pelton_os::{Descriptor, Doorbell, Segment, write_at};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
@@ -118,9 +124,23 @@ pub(crate) struct Unmapped {
     pub(crate) path: PathBuf,
     pub(crate) is_from_this_boot: bool,
     pub(crate) channel: File,
-    /// Its lock is the receiver's role.
-    pub(crate) receiver: File,
-    pub(crate) lanes: Vec<UnmappedLane>,
+    pub(crate) sides: UnmappedSides,
+}
+
+/// The files of the sides of a channel, open for reading and not mapped.
+#[derive(Debug)]
+pub(crate) enum UnmappedSides {
+    Channel {
+        /// Its lock is the receiver's role.
+        receiver: File,
+        lanes: Vec<UnmappedLane>,
+    },
+    Broadcast {
+        /// Its lock is the publisher's role.
+        publisher: File,
+        /// The lock of a byte is the role of the subscriber in that slot.
+        table: File,
+    },
 }
 
 /// The files of a lane, open for reading and not mapped.
@@ -154,11 +174,12 @@ impl Unmapped {
     fn of(mut dir: ChannelDir) -> Result<Unmapped> {
         let path = dir.path.clone();
         dir.bits = 0o7777;
-        let open = |dir: &ChannelDir, name: &str, magic: Option<u64>| -> Result<File> {
+        let open = |dir: &ChannelDir, name: &str, preamble: Option<Preamble>| -> Result<File> {
             let file = dir.open_file(name, FileType::RegularFile, OFlags::RDONLY)?;
-            if let Some(magic) = magic {
+            if let Some(wanted) = preamble {
                 let bytes: [u8; size_of::<Preamble>()] = dir.read(file.as_fd(), name)?;
-                check_preamble(&bytes, magic).map_err(|problem| dir.refuse(format!("its file {name} {problem}")))?;
+                let checked = check_preamble_of(&bytes, wanted);
+                checked.map_err(|problem| dir.refuse(format!("its file {name} {problem}")))?;
             }
             Ok(file.into())
         };
@@ -173,18 +194,22 @@ impl Unmapped {
         }
         let lane = |number| -> Result<UnmappedLane> {
             Ok(UnmappedLane {
-                producer: open(&dir, &of_lane(number, PRODUCER), Some(MAGIC_PRODUCER))?,
-                consumer: open(&dir, &of_lane(number, CONSUMER), Some(MAGIC_CONSUMER))?,
+                producer: open(&dir, &of_lane(number, PRODUCER), Some(Preamble::new(MAGIC_PRODUCER)))?,
+                consumer: open(&dir, &of_lane(number, CONSUMER), Some(Preamble::new(MAGIC_CONSUMER)))?,
                 data: open(&dir, &of_lane(number, DATA), None)?,
             })
         };
-        Ok(Unmapped {
-            is_from_this_boot: header.boot_id == boot_id()?,
-            receiver: open(&dir, RECEIVER, Some(MAGIC_RECEIVER))?,
-            lanes: (0..lanes).map(lane).collect::<Result<_>>()?,
-            channel,
-            path,
-        })
+        let sides = match header.is_broadcast {
+            true => UnmappedSides::Broadcast {
+                publisher: open(&dir, PUBLISHER, Some(broadcast_preamble(MAGIC_BROADCAST)))?,
+                table: open(&dir, TABLE, Some(CursorTable::preamble()))?,
+            },
+            false => UnmappedSides::Channel {
+                receiver: open(&dir, RECEIVER, Some(Preamble::new(MAGIC_RECEIVER)))?,
+                lanes: (0..lanes).map(lane).collect::<Result<_>>()?,
+            },
+        };
+        Ok(Unmapped { is_from_this_boot: header.boot_id == boot_id()?, channel, sides, path })
     }
 }
 
@@ -808,17 +833,16 @@ fn hex(bytes: &[u8]) -> String {
 /// has ended it, and its successor may be started before that. A guess.
 const ROLE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Repeats `attempt` until it finds something, or reports that waiting is useless: until the deadline, but for at least
-/// [`ROLE_TIMEOUT`]; once if the deadline has passed. A wait for a lock has no deadline, so this polls, at first once a
+/// Repeats `attempt` until it finds something, or reports that waiting is useless: until the deadline, once if that has
+/// passed, and without one for [`ROLE_TIMEOUT`]. A wait for a lock has no deadline, so this polls, at first once a
 /// millisecond and later every ten.
 async fn retry_until<T>(
     deadline: Option<Instant>,
     waiter: &Waiter,
     mut attempt: impl FnMut() -> Result<(Option<T>, bool)>,
 ) -> Result<Option<T>> {
-    let began = Instant::now();
-    let soon = began + ROLE_TIMEOUT;
-    let deadline = deadline.map_or(soon, |deadline| if deadline <= began { began } else { deadline.max(soon) });
+    let soon = Instant::now() + ROLE_TIMEOUT;
+    let deadline = deadline.unwrap_or(soon);
     loop {
         let (found, may_help) = attempt()?;
         let now = Instant::now();

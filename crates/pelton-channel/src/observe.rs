@@ -24,9 +24,11 @@ mod page;
 mod process;
 mod tap;
 
-use crate::directory::Unmapped;
+use crate::directory::{Unmapped, UnmappedLane, UnmappedSides};
+use crate::settings::Policy;
 use mounts::Mounts;
 pub use page::{Place, Reading};
+use pelton_lane::CursorTable;
 use pelton_os::lock;
 use process::Process;
 pub use process::{Activity, Side};
@@ -83,7 +85,8 @@ pub enum Kind {
     Replies,
     /// By a directory.
     Path,
-    /// By a name, or in one process: a publisher and one of its subscribers.
+    /// A publisher and one of its subscribers: by a name, by a directory, or in one process. In a directory also a
+    /// durable subscription that no process uses, and a publisher without subscribers.
     Broadcast,
     /// In one process.
     Threads,
@@ -173,6 +176,8 @@ pub struct Channel {
     pub made: Option<SystemTime>,
     /// What is known about it beside the numbers, in a sentence: for instance, that it needs a recovery.
     pub note: Option<String>,
+    /// The name of a durable subscription to a broadcast in a directory.
+    pub durable: Option<String>,
 }
 
 impl Channel {
@@ -254,14 +259,14 @@ enum ReaderOf {
     Role,
     /// That of this process, if it lives and can be seen.
     Process(Option<u32>),
-    /// A subscriber's: a cursor page.
-    Subscriber,
+    /// A subscriber's: a cursor page, which begins there in the file. `None`: the publisher has no subscriber.
+    Subscriber { cursor_at: Option<u64> },
 }
 
 impl Files {
     fn read(&self) -> std::io::Result<Reading> {
         match self.reader {
-            ReaderOf::Subscriber => page::read_broadcast(&self.producer, &self.consumer),
+            ReaderOf::Subscriber { cursor_at } => page::read_broadcast(&self.producer, &self.consumer, cursor_at),
             ReaderOf::Role | ReaderOf::Process(_) => page::read(&self.producer, &self.consumer),
         }
     }
@@ -292,7 +297,7 @@ impl Lane {
         let reader = match *reader {
             ReaderOf::Role => Reader::Role,
             ReaderOf::Process(pid) => Reader::of(pid),
-            ReaderOf::Subscriber => {
+            ReaderOf::Subscriber { .. } => {
                 let why = "this is a broadcast: subscribe to it, as `pelton sub` does";
                 return Err(std::io::Error::new(ErrorKind::Unsupported, why));
             }
@@ -305,14 +310,17 @@ impl Lane {
     /// # Errors
     /// Those of the system.
     pub fn file_ids(&self) -> std::io::Result<FileIds> {
-        let Files { producer, consumer, data, .. } = &*self.files;
-        FileIds::of(producer, consumer, data.as_deref())
+        let Files { producer, consumer, data, reader } = &*self.files;
+        let cursor_at = if let ReaderOf::Subscriber { cursor_at } = reader { *cursor_at } else { None };
+        FileIds::of(producer, consumer, data.as_deref(), cursor_at)
     }
 
-    /// Whether the sender waits for free space, or could not send its largest message.
+    /// Whether the sender waits for free space, or could not send its largest message. Of a publisher: because of this
+    /// subscriber. It never waits for one that lags.
     pub fn is_full(&self) -> bool {
-        let Reading { capacity, waiting_bytes, is_sender_waiting, .. } = self.reading;
-        is_sender_waiting || waiting_bytes > capacity / 16 * 15
+        let Reading { capacity, waiting_bytes, is_sender_waiting, policy, .. } = self.reading;
+        let gates = policy.is_none_or(|policy| policy == Policy::Gate);
+        is_sender_waiting || (gates && waiting_bytes > capacity / 16 * 15)
     }
 }
 
@@ -373,14 +381,15 @@ impl Observer {
                 },
             };
             match files.and_then(read_directory) {
-                Ok(channel) => found.channels.push(channel),
+                Ok(channels) => found.channels.extend(channels),
                 // A name in /proc that is no channel's, or in another namespace of mounts.
                 Err(_) if by == By::Process => {}
                 Err(error) => refuse(reason(&directory, &error)),
             }
         }
         found.channels.sort_by(|one, other| {
-            (&one.name, one.kind, one.receiver.pid).cmp(&(&other.name, other.kind, other.receiver.pid))
+            let key = |channel: &Channel| (channel.kind, channel.receiver.pid, channel.durable.clone());
+            one.name.cmp(&other.name).then_with(|| key(one).cmp(&key(other)))
         });
         found.unreadable.sort();
         found.unreadable.dedup();
@@ -399,7 +408,8 @@ enum By {
     Process,
 }
 
-/// Adds the path channels below `directory`, which is open: the directories with the files `channel` and `receiver`.
+/// Adds the path channels below `directory`, which is open: the directories with the files `channel` and `receiver`, or
+/// `publisher`.
 fn add_channels_below(
     directory: &Path,
     opened: &OwnedFd,
@@ -412,7 +422,7 @@ fn add_channels_below(
         let found = statat(opened, name, AtFlags::SYMLINK_NOFOLLOW);
         found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile)
     };
-    if has("channel") && has("receiver") {
+    if has("channel") && (has("receiver") || has("publisher")) {
         channels.entry(directory.to_owned()).or_insert(By::Root);
         return;
     }
@@ -446,13 +456,37 @@ fn reason(directory: &Path, error: &crate::Error) -> String {
     }
 }
 
-fn read_directory(files: Unmapped) -> crate::Result<Channel> {
-    let read = crate::Error::system(format!("reading {}", files.path.display()));
+/// The channel in a directory; of a broadcast, one for each subscription.
+fn read_directory(directory: Unmapped) -> crate::Result<Vec<Channel>> {
+    let (name, made) = (format!("path:{}", directory.path.display()), made(&directory.channel));
+    let after_reboot = |advice: &str| {
+        let note = format!("it was made before the last reboot: {advice}");
+        (!directory.is_from_this_boot).then_some(note)
+    };
+    let read = match directory.sides {
+        UnmappedSides::Channel { receiver, lanes } => read_lanes(receiver, lanes).map(|(receiver, lanes)| {
+            let note = after_reboot("`pelton recover` checks it");
+            vec![Channel { name, kind: Kind::Path, receiver, lanes, made, note, durable: None }]
+        }),
+        UnmappedSides::Broadcast { publisher, table } => read_subscriptions(publisher, table).map(|found| {
+            let note = after_reboot("it can only be removed");
+            let channel = |(durable, receiver, lane)| {
+                let (name, note, lanes) = (name.clone(), note.clone(), vec![lane]);
+                Channel { name, kind: Kind::Broadcast, receiver, lanes, made, note, durable }
+            };
+            found.into_iter().map(channel).collect()
+        }),
+    };
+    read.map_err(crate::Error::system(format!("reading {}", directory.path.display())))
+}
+
+/// The receiver and the lanes of a path channel.
+fn read_lanes(receiver: File, files: Vec<UnmappedLane>) -> std::io::Result<(Side, Vec<Lane>)> {
+    let is_receiver_alive = lock::is_locked(receiver.as_fd()).unwrap_or(false);
     let mut receiver = Side::without_process(Activity::Absent, 0);
-    let is_receiver_alive = lock::is_locked(files.receiver.as_fd()).unwrap_or(false);
     let mut lanes = Vec::new();
     let mut generation = 0;
-    for (number, lane) in (0..).zip(files.lanes) {
+    for (number, lane) in (0..).zip(files) {
         let is_sender_alive = lock::is_locked(lane.producer.as_fd()).unwrap_or(false);
         let made = made(&lane.data);
         let files = Files {
@@ -461,10 +495,7 @@ fn read_directory(files: Unmapped) -> crate::Result<Channel> {
             data: Some(lane.data.into()),
             reader: ReaderOf::Role,
         };
-        let reading = match page::read(&files.producer, &files.consumer) {
-            Ok(reading) => reading,
-            Err(error) => return Err(read(error)),
-        };
+        let reading = files.read()?;
         if reading.receiver_generation > generation || number == 0 {
             generation = reading.receiver_generation;
             receiver = of_role(is_receiver_alive, generation, reading.is_receiver_closed, reading.receiver_pid);
@@ -472,15 +503,45 @@ fn read_directory(files: Unmapped) -> crate::Result<Channel> {
         let sender = of_role(is_sender_alive, reading.sender_generation, reading.is_sender_closed, reading.sender_pid);
         lanes.push(Lane { number, sender, reading, made, files: Arc::new(files) });
     }
-    let note = "it was made before the last reboot: `pelton recover` checks it";
-    Ok(Channel {
-        name: format!("path:{}", files.path.display()),
-        kind: Kind::Path,
-        receiver,
-        lanes,
-        made: made(&files.channel),
-        note: (!files.is_from_this_boot).then(|| note.to_owned()),
-    })
+    Ok((receiver, lanes))
+}
+
+/// The subscriptions of a broadcast in a directory: the name of a durable one, its subscriber, and its lane. Without
+/// any, the publisher alone.
+fn read_subscriptions(publisher: File, table: File) -> std::io::Result<Vec<(Option<String>, Side, Lane)>> {
+    let is_publisher_alive = lock::is_locked(publisher.as_fd()).unwrap_or(false);
+    let made = made(&publisher);
+    let (producer, consumer) = (Arc::new(publisher), Arc::new(table));
+    let lane = |cursor_at| {
+        let reader = ReaderOf::Subscriber { cursor_at };
+        let files = Files { producer: producer.clone(), consumer: consumer.clone(), data: None, reader };
+        let reading = files.read()?;
+        let (generation, is_closed, pid) = (reading.sender_generation, reading.is_sender_closed, reading.sender_pid);
+        let sender = of_role(is_publisher_alive, generation, is_closed, pid);
+        Ok::<_, std::io::Error>(Lane { number: 0, sender, reading, made, files: Arc::new(files) })
+    };
+    let mut found = Vec::new();
+    for (slot, words) in (0..).zip(page::slots(&consumer)?) {
+        let durable = words.durable().map(str::to_owned);
+        if !words.is_counted && durable.is_none() {
+            continue;
+        }
+        let is_alive = lock::is_byte_locked(consumer.as_fd(), slot).unwrap_or(false);
+        // A process without a durable name that has died is no subscriber any more.
+        if !is_alive && durable.is_none() {
+            continue;
+        }
+        let lane = lane(Some((CursorTable::CURSORS_AT + slot as usize * CursorTable::CURSOR_BYTES) as u64))?;
+        let receiver = match is_alive {
+            true => of_role(true, 1, false, lane.reading.receiver_pid),
+            false => Side::without_process(Activity::Absent, 0),
+        };
+        found.push((durable, receiver, lane));
+    }
+    if found.is_empty() {
+        found.push((None, Side::without_process(Activity::Absent, 0), lane(None)?));
+    }
+    Ok(found)
 }
 
 /// The holder of a role of a path channel, which its lock proves.

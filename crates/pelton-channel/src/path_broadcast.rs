@@ -17,7 +17,7 @@ use pelton_lane::{BroadcastConsumer, BroadcastProducer, CursorTable, JoinByPath,
 use pelton_os::membarrier;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 impl Options<maker::CreatePublisher> {
     /// Creates the broadcast `directory`, or opens an existing one with the sizes that it was created with, as its
@@ -121,6 +121,10 @@ async fn create_publisher(path: PathBuf, options: Settings, waiter: Waiter) -> R
     Ok(publisher)
 }
 
+/// When a publisher in an event loop tries again to meet a subscriber, for instance after descriptors have run out. A
+/// guess.
+const MEET_AGAIN: Duration = Duration::from_millis(20);
+
 /// Where a slot's cursor page is in the table.
 pub(crate) fn cursor_at(slot: u32) -> usize {
     CursorTable::CURSORS_AT + slot as usize * CursorTable::CURSOR_BYTES
@@ -157,7 +161,9 @@ impl Publisher {
                     continue;
                 }
                 Err(error) => {
-                    // The next call repeats it.
+                    // The next call repeats it. The timer has an event loop make that call, since the subscriber may
+                    // sleep and is rung by nothing else.
+                    let _ = self.timer.set(MEET_AGAIN);
                     result = Err(error);
                     continue;
                 }

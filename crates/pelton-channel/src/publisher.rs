@@ -99,7 +99,7 @@ pub struct Publisher {
     /// An event loop waits: the last [`Publisher::arm`] has returned [`Armed::Waiting`].
     is_awaited: bool,
     /// For an event loop: when a subscriber will have held the publisher up for long enough.
-    timer: Timer,
+    pub(crate) timer: Timer,
 }
 
 /// A lane with its memory: the beginning of a publisher.
@@ -618,10 +618,12 @@ impl Publisher {
             }
         };
         // In a directory, one that was removed stays until the next call that admits.
-        let is_removed =
-            |slot: usize| self.path.is_some() && !self.lane.joined().any(|(joined, ..)| joined as usize == slot);
-        let all = self.subscriptions.iter().enumerate().filter(|&(slot, _)| !is_removed(slot));
-        all.filter_map(|(slot, subscription)| Some(state(slot, subscription.as_deref()?))).collect()
+        let is_counted = |subscription: &Subscription| {
+            self.path.is_none() || self.lane.joined().any(|(_, join, _)| join == subscription.join)
+        };
+        let all = self.subscriptions.iter().enumerate();
+        let all = all.filter_map(|(slot, subscription)| Some((slot, subscription.as_deref()?)));
+        all.filter(|(_, subscription)| is_counted(subscription)).map(|(slot, found)| state(slot, found)).collect()
     }
 
     /// Waits until every subscriber that gates has released every message, or `deadline`; false when it passes. One

@@ -186,7 +186,9 @@ impl Subscriber {
     #[cold]
     #[inline(never)]
     fn find_slow(&mut self, deadline: Deadline) -> Result<bool> {
-        let Some(until) = deadline.until() else {
+        // As in `Receiver`: a deadline that has passed is no wait, so it has no part in the policy of waits.
+        let until = deadline.until().filter(|until| until.is_none_or(|until| Instant::now() < until));
+        let Some(until) = until else {
             let is_gone =
                 self.has_publisher_closed() || self.parts.link.is_check_overdue() && self.is_publisher_gone()?;
             return if is_gone { Side::end(self) } else { Ok(false) };

@@ -7,6 +7,7 @@ use crate::{
     failure::{Failure, printable},
 };
 use clap::Args;
+use pelton::Policy;
 use pelton::observe::{Activity, Channel, Kind, Lane, Observer, Reading, Side, Unreadable, age};
 use serde_json::{Value, json};
 use std::{
@@ -166,6 +167,25 @@ pub fn side(side: &Side) -> String {
     }
 }
 
+/// The receiver of a channel; of a durable subscription with its name.
+pub fn receiver(channel: &Channel) -> String {
+    match &channel.durable {
+        None => side(&channel.receiver),
+        Some(name) if channel.receiver.activity == Activity::Absent => format!("{} away", one_line(name)),
+        Some(name) => format!("{} {}", one_line(name), side(&channel.receiver)),
+    }
+}
+
+/// A subscriber's policy, in one or two words.
+pub fn policy_words(policy: Policy, lag_after: Option<Duration>) -> &'static str {
+    match (policy, lag_after) {
+        (Policy::Gate, None) => "gate",
+        (Policy::Gate, Some(_)) => "gate until",
+        (Policy::Lag, _) => "lag",
+        (Policy::Latest, _) => "latest",
+    }
+}
+
 /// The senders of a channel: one, or their number.
 pub fn senders(channel: &Channel) -> String {
     match &channel.lanes[..] {
@@ -214,6 +234,7 @@ fn json_of_side(side: &Side) -> Value {
 fn json_of_lane(lane: &Lane) -> Value {
     let Reading { capacity, message_bytes_max, waiting_messages, waiting_bytes, sent, received, missed, .. } =
         lane.reading;
+    let Reading { policy, lag_after, .. } = lane.reading;
     json!({
         "number": lane.number,
         "sender": json_of_side(&lane.sender),
@@ -226,6 +247,8 @@ fn json_of_lane(lane: &Lane) -> Value {
         "sent": crate::report::Counters::from(sent),
         "received": crate::report::Counters::from(received),
         "missed": missed,
+        "policy": policy.map(|policy| policy_words(policy, lag_after)),
+        "lag_after_seconds": lag_after.map(|time| time.as_secs_f64()),
     })
 }
 
@@ -243,6 +266,7 @@ pub fn json_of(channel: &Channel) -> Value {
         "bytes": channel.bytes(),
         "age_seconds": age(channel.made).map(|age| age.as_secs_f64()),
         "note": channel.note,
+        "durable": channel.durable,
         "lanes": channel.lanes.iter().map(json_of_lane).collect::<Vec<_>>(),
     })
 }

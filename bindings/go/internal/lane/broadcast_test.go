@@ -5,11 +5,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"regexp"
 	"runtime"
 	"strconv"
 	"testing"
+
+	"github.com/pelton-ipc/pelton/bindings/go/internal/vectors"
 )
 
 func freshBroadcast(capacity uint64) BroadcastMemory {
@@ -47,10 +48,7 @@ func mustSend(t *testing.T, p *BroadcastProducer, bytes uint64) (sent bool) {
 }
 
 func TestTheBroadcastLayoutIsTheSpecifications(t *testing.T) {
-	text, err := os.ReadFile("../../../../spec/broadcast.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := vectors.Specification(t, "broadcast.md")
 	line := regexp.MustCompile(`plain=3704e993d4074093;[^\n]*`).Find(text)
 	hash := uint64(0xcbf29ce484222325)
 	for _, b := range line {

@@ -18,6 +18,22 @@ const Variable = "PELTON_VECTORS"
 // Read decodes a file of the vectors, or skips the test where there are none.
 func Read(t testing.TB, file string, into any) {
 	t.Helper()
+	if err := json.Unmarshal(read(t, file), into); err != nil {
+		t.Fatal(err)
+	}
+	// The conformance driver finds this line.
+	t.Logf("vectors of %s", file)
+}
+
+// Specification returns the text of a file of spec, or skips the test where there is none.
+func Specification(t testing.TB, file string) []byte {
+	t.Helper()
+	return read(t, filepath.Join("..", file))
+}
+
+// read returns the text of a file, whose path begins at spec/vectors.
+func read(t testing.TB, file string) []byte {
+	t.Helper()
 	directory, isNamed := os.LookupEnv(Variable)
 	for up := ".."; !isNamed; up = filepath.Join(up, "..") {
 		directory = filepath.Join(up, "spec/vectors")
@@ -30,14 +46,10 @@ func Read(t testing.TB, file string, into any) {
 		}
 	}
 	text, err := os.ReadFile(filepath.Join(directory, file))
-	if err == nil {
-		err = json.Unmarshal(text, into)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The conformance driver finds this line.
-	t.Logf("vectors of %s", file)
+	return text
 }
 
 // Number is a JSON number, or a word as text.

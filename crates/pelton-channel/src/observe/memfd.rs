@@ -356,7 +356,8 @@ impl Memfds {
                     let holder = holders.of(*inode).next().cloned();
                     let receiver = holder.map_or(Side::without_process(Activity::Died, 0), |process| process.side());
                     let name = memfd.name.clone();
-                    let channel = Channel { name, kind, receiver, lanes: Vec::new(), made: memfd.made, note: None };
+                    let (lanes, made) = (Vec::new(), memfd.made);
+                    let channel = Channel { name, kind, receiver, lanes, made, note: None, durable: None };
                     channels.insert(*inode, channel);
                     continue;
                 }
@@ -399,6 +400,7 @@ impl Memfds {
                 lanes: Vec::new(),
                 made: producer.made,
                 note: None,
+                durable: None,
             });
             channel.receiver = reader;
             let number = channel.lanes.len() as u32;
@@ -426,7 +428,7 @@ impl Memfds {
                 producer: publisher.file.clone(),
                 consumer: cursor.file.clone(),
                 data: None,
-                reader: ReaderOf::Subscriber,
+                reader: ReaderOf::Subscriber { cursor_at: Some(0) },
             };
             let reading = match files.read() {
                 Ok(reading) => reading,
@@ -447,6 +449,7 @@ impl Memfds {
                 lanes: vec![lane],
                 made: cursor.made,
                 note: None,
+                durable: None,
             });
         }
     }
@@ -567,7 +570,8 @@ fn descriptors(pid: u32) -> Result<Vec<(u32, Vec<u8>)>, Errno> {
         // It may have been closed meanwhile.
         let Ok(link) = readlinkat(&directory, entry.file_name(), std::mem::take(&mut buffer)) else { continue };
         let text = link.as_bytes();
-        if text.starts_with(MEMFD) || text.ends_with(b"/receiver") || text.ends_with(b".producer") {
+        let of_directories: [&[u8]; 4] = [b"/receiver", b".producer", b"/publisher", b"/cursors"];
+        if text.starts_with(MEMFD) || of_directories.iter().any(|name| text.ends_with(name)) {
             found.push((number, text.to_owned()));
         }
         buffer = link.into_bytes();
@@ -718,7 +722,8 @@ fn add_listeners(holders: &Holders, mounts: &Mounts, found: &mut Found) {
                     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(u64::try_from(found.st_mtime).ok()?))
                 });
                 let (lanes, note) = (Vec::new(), is_hidden.then(|| hidden_reason(pid)));
-                found.channels.push(Channel { name: name.clone(), kind: Kind::Listener, receiver, lanes, made, note });
+                let (name, kind) = (name.clone(), Kind::Listener);
+                found.channels.push(Channel { name, kind, receiver, lanes, made, note, durable: None });
             }
         }
     }

@@ -3,13 +3,15 @@
 //! lane, and nothing else.
 
 use crate::counters::Counters;
-use pelton_lane::{CAPACITY_MAX, Position, Preamble, State, record_bytes};
+use crate::settings::Policy;
+use pelton_lane::{CAPACITY_MAX, CURSORS_MAX, Position, Preamble, State, TableSlot, record_bytes, seq_of};
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
 
-/// The bytes of the pages that the layout names.
-const PAGE_BYTES: usize = 512;
+/// The bytes of the pages that the layout names, but for sleep words.
+const PAGE_BYTES: usize = 768;
 /// The bit of a sleep word that says that its side is about to sleep, or sleeps.
 const ARMED: u64 = 1;
 
@@ -49,6 +51,10 @@ pub struct Reading {
     pub is_sender_waiting: bool,
     /// Messages that a subscriber missed, or skipped, as it says.
     pub missed: u64,
+    /// What the publisher does when this subscriber falls behind; `None`: it is no subscriber.
+    pub policy: Option<Policy>,
+    /// With [`Policy::Gate`]: how long the subscriber may hold the publisher up, if it has set a limit.
+    pub lag_after: Option<Duration>,
 }
 
 /// A place in a lane's data, and the number of the record there.
@@ -69,9 +75,9 @@ impl From<Position> for Place {
 struct Page([u8; PAGE_BYTES]);
 
 impl Page {
-    fn read(file: &File) -> io::Result<Page> {
+    fn read(file: &File, offset: u64) -> io::Result<Page> {
         let mut bytes = [0; PAGE_BYTES];
-        file.read_exact_at(&mut bytes, 0)?;
+        file.read_exact_at(&mut bytes, offset)?;
         Ok(Page(bytes))
     }
 
@@ -115,7 +121,7 @@ impl Page {
 /// Reads the pages of a lane. The offsets are those of spec/layout.md, as pelton-lane asserts them.
 pub(super) fn read(producer: &File, consumer: &File) -> io::Result<Reading> {
     // The tail before the head. In between the head can only grow, so the number of messages is never too large.
-    let (producer, consumer) = (Page::read(producer)?, Page::read(consumer)?);
+    let (producer, consumer) = (Page::read(producer, 0)?, Page::read(consumer, 0)?);
     let capacity = producer.u64(64).min(CAPACITY_MAX);
     let (tail, head) = (producer.position(128), consumer.position(128));
     if capacity == 0 || tail.seq == 0 || head.seq == 0 || tail.offset > capacity || head.offset > capacity {
@@ -163,42 +169,71 @@ pub(super) fn read(producer: &File, consumer: &File) -> io::Result<Reading> {
         is_receiver_closed: consumer.u32(256) == State::Closed as u32,
         is_sender_waiting: producer.u64(256) & ARMED != 0,
         missed: 0,
+        policy: None,
+        lag_after: None,
     })
 }
 
-/// Reads the pages of a publisher and of one of its subscribers. The offsets are those of spec/broadcast.md.
-pub(super) fn read_broadcast(publisher: &File, cursor: &File) -> io::Result<Reading> {
-    // The count before the cursor, which can only grow in between.
-    let (publisher, cursor) = (Page::read(publisher)?, Page::read(cursor)?);
+/// Reads the pages of a publisher and of one of its subscribers, whose cursor page begins at `cursor_at` of its file;
+/// `None`: there is none. The offsets are those of spec/broadcast.md.
+pub(super) fn read_broadcast(publisher: &File, cursor: &File, cursor_at: Option<u64>) -> io::Result<Reading> {
+    // The publisher's page first: in between, the cursor can only grow.
+    let publisher = Page::read(publisher, 0)?;
     let capacity = publisher.u64(64).min(CAPACITY_MAX);
-    let (sent, number) = (publisher.sent(), cursor.u64(128));
-    // Messages count from 1; 0: the subscriber is joining.
-    let behind = if number == 0 { 0 } else { sent.messages.saturating_add(1).saturating_sub(number) };
-    let waiting_messages = behind.min(capacity / 8);
-    let mean = sent.bytes.checked_div(sent.messages).unwrap_or(0).min(capacity);
-    Ok(Reading {
+    let (tail, kept, sent) = (publisher.position(128), publisher.u64(512), publisher.sent());
+    let reading = Reading {
         capacity,
         message_bytes_max: publisher.u64(72).min(capacity),
-        tail: publisher.position(128).into(),
-        head: Place::default(),
+        tail: tail.into(),
+        sent,
+        sender_pid: publisher.u32(388),
+        sender_generation: publisher.u64(144),
+        is_sender_closed: publisher.u32(384) == State::Closed as u32,
+        ..Reading::default()
+    };
+    let Some(cursor_at) = cursor_at else { return Ok(reading) };
+    let cursor = Page::read(cursor, cursor_at)?;
+    let number = cursor.u64(128);
+    // The tail may be older than `kept`: then it is as far as this load knows.
+    let ahead = tail.since(Position { offset: 0, seq: seq_of(kept.max(1)) });
+    let next = kept.saturating_add(if ahead <= capacity / 8 { ahead } else { 0 });
+    // Messages count from 1; 0: the subscriber is joining.
+    let behind = if number == 0 { 0 } else { next.saturating_sub(number) };
+    let waiting_messages = behind.min(capacity / 8);
+    let mean = sent.bytes.checked_div(sent.messages).unwrap_or(0).min(capacity);
+    let (policy, lag_after) = match cursor.u32(64) {
+        4 => (Policy::Gate, Some(Duration::from_nanos(cursor.u64(80)))),
+        3 => (Policy::Latest, None),
+        2 => (Policy::Lag, None),
+        _ => (Policy::Gate, None),
+    };
+    Ok(Reading {
         waiting_messages,
         waiting_bytes: record_bytes(mean).saturating_mul(waiting_messages).min(capacity),
-        sent,
         received: cursor.received(),
-        sender_pid: publisher.u32(388),
         receiver_pid: cursor.u32(260),
-        sender_generation: publisher.u64(144),
         receiver_generation: 1,
-        is_sender_closed: publisher.u32(384) == State::Closed as u32,
         is_receiver_closed: cursor.u32(256) == State::Closed as u32,
-        is_sender_waiting: publisher.u64(256) & ARMED != 0 && publisher.u64(264) > number,
+        // It waits until its slowest gate has released the messages below this number.
+        is_sender_waiting: policy == Policy::Gate && publisher.u64(256) & ARMED != 0 && publisher.u64(264) > number,
         missed: cursor.u64(176),
+        policy: Some(policy),
+        lag_after,
+        ..reading
     })
+}
+
+/// The slots of the table of a broadcast in a directory, in order.
+pub(super) fn slots(table: &File) -> io::Result<Vec<TableSlot>> {
+    const ENTRY_BYTES: usize = 128;
+    let mut bytes = [0; CURSORS_MAX * ENTRY_BYTES];
+    table.read_exact_at(&mut bytes, 8192)?;
+    Ok(bytes.chunks_exact(ENTRY_BYTES).map(TableSlot::of_bytes).collect())
 }
 
 /// Whether the file begins as a page with this preamble does.
 pub(super) fn check(file: &File, wanted: Preamble) -> io::Result<()> {
-    let page = Page::read(file)?;
+    let page = Page::read(file, 0)?;
     let Preamble { magic, wire_version, layout_signature, .. } = wanted;
     if (page.u64(0), page.u32(8), page.u64(16)) == (magic, wire_version, layout_signature) {
         return Ok(());

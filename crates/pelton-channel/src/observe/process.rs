@@ -17,7 +17,7 @@ pub enum Activity {
     Closed,
     /// It ended without closing.
     Died,
-    /// No process had this role yet.
+    /// No process had this role yet; or it is a durable subscription that no process uses.
     Absent,
     /// It cannot be determined: the process is of another user, or of another pid namespace.
     Unknown,

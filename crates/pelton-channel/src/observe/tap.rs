@@ -125,16 +125,22 @@ pub struct FileIds {
     consumer: (u64, u64),
     /// `None`: no process keeps its descriptor.
     data: Option<(u64, u64)>,
+    /// Where a subscriber's cursor page begins in `consumer`, which has those of others too.
+    cursor_at: Option<u64>,
 }
 
 impl FileIds {
-    pub(crate) fn of(producer: &File, consumer: &File, data: Option<&File>) -> Result<FileIds> {
+    pub(crate) fn of(producer: &File, consumer: &File, data: Option<&File>, cursor_at: Option<u64>) -> Result<FileIds> {
         let id = |file: &File| file.metadata().map(|metadata| (metadata.dev(), metadata.ino()));
-        Ok(FileIds { producer: id(producer)?, consumer: id(consumer)?, data: data.map(id).transpose()? })
+        Ok(FileIds { producer: id(producer)?, consumer: id(consumer)?, data: data.map(id).transpose()?, cursor_at })
     }
 
-    /// Whether the files are of one lane: a successor brings some of its own, never all.
+    /// Whether the files are of one lane: a successor brings some of its own, never all. The subscribers of a publisher
+    /// share its page.
     pub fn is_same_lane(&self, other: &FileIds) -> bool {
+        if self.cursor_at.is_some() || other.cursor_at.is_some() {
+            return (self.consumer, self.cursor_at) == (other.consumer, other.cursor_at);
+        }
         self.producer == other.producer
             || self.consumer == other.consumer
             || (self.data.is_some() && self.data == other.data)
@@ -227,7 +233,7 @@ impl Tap {
     /// # Errors
     /// Those of the system.
     pub fn file_ids(&self) -> Result<FileIds> {
-        FileIds::of(&self.producer, &self.consumer, Some(&self.data))
+        FileIds::of(&self.producer, &self.consumer, Some(&self.data), None)
     }
 
     /// Continues where `before` stopped, a tap of the same lane with files that a successor has replaced: it keeps

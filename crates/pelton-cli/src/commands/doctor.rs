@@ -378,6 +378,8 @@ fn channel(name: &str, args: &DoctorArgs) -> Result<(), Failure> {
             true if channel.state() == State::Idle && channel.kind != Kind::Service => {
                 let missing = match (channel.kind, is_absent(&channel.receiver)) {
                     (Kind::Listener, _) => "nobody is connected",
+                    (Kind::Broadcast, true) if is_absent(&channel.lanes[0].sender) => "there is no publisher",
+                    (Kind::Broadcast, true) => "there is no subscriber",
                     (_, true) => "there is no receiver",
                     (_, false) => "there is no sender",
                 };
@@ -423,9 +425,16 @@ fn diagnosis(channel: &Channel, before: &[Reading], time: Duration) -> Vec<Strin
         Activity::Died => {
             found.push(format!("receiver {receiver} without closing; {waits}: start another one under the same name"));
         }
-        Activity::Closed | Activity::Absent if waiting > 0 => {
-            found.push(format!("nobody reads; {waits}: start a receiver"));
-        }
+        Activity::Closed | Activity::Absent if waiting > 0 => found.push(match &channel.durable {
+            None => format!("nobody reads; {waits}: start a receiver"),
+            Some(name) => {
+                let holds = channel.lanes.iter().any(|lane| lane.is_full());
+                let holds = if holds { ", and it holds the publisher up" } else { "" };
+                let (name, path) = (one_line(name), name_of(channel));
+                let remove = format!("`pelton rm {path} --durable {name}` removes it");
+                format!("no process uses the durable subscription {name}; {waits}{holds}: start it, or {remove}")
+            }
+        }),
         Activity::Unknown => found.push(format!("receiver {receiver} cannot be inspected: run this as root")),
         _ => {}
     }

@@ -3,11 +3,11 @@
 use crate::{
     channel::directory,
     failure::Failure,
+    observed::policy_words,
     output::{json, print},
     report::Counters,
 };
 use clap::Args;
-use pelton::Policy;
 use pelton::inspect::{self, BroadcastInfo, ChannelInfo, ListenerInfo, RoleInfo, SubscriptionInfo};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -117,12 +117,7 @@ fn text_of_broadcast(info: &BroadcastInfo) -> String {
 }
 
 fn policy(subscription: &SubscriptionInfo) -> &'static str {
-    match (subscription.policy, subscription.lag_after) {
-        (Policy::Gate, None) => "gate",
-        (Policy::Gate, Some(_)) => "gate until",
-        (Policy::Lag, _) => "lag",
-        (Policy::Latest, _) => "latest",
-    }
+    policy_words(subscription.policy, subscription.lag_after)
 }
 
 #[derive(Serialize)]

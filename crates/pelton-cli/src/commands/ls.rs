@@ -3,8 +3,8 @@
 use crate::{
     failure::Failure,
     observed::{
-        Where, cell as cut, is_detail, json_of, json_of_unreadable, name_cell, name_of, one_line, percent, senders,
-        short, short_age, short_bytes, side, whole_path,
+        Where, cell as cut, is_detail, json_of, json_of_unreadable, name_cell, name_of, one_line, percent, receiver,
+        senders, short, short_age, short_bytes, whole_path,
     },
     output::{json, print},
 };
@@ -99,7 +99,7 @@ fn row(channel: &Channel) -> [String; 12] {
         name_of(channel),
         channel.kind.word().to_owned(),
         senders(channel),
-        side(&channel.receiver),
+        receiver(channel),
         short(channel.waiting_messages()),
         format!("{}%", percent(channel)),
         short_bytes(channel.waiting_bytes()),

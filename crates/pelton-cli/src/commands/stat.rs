@@ -3,13 +3,13 @@
 use crate::{
     failure::Failure,
     observed::{
-        Where, counted, json_of, mean_delay, name_of, named, one_line, percent_of, rate, short_age, short_bytes,
-        short_delay, short_time, side,
+        Where, counted, json_of, mean_delay, name_of, named, one_line, percent_of, policy_words, rate, receiver,
+        short_age, short_bytes, short_delay, short_time, side,
     },
     output::{json, print},
 };
 use clap::Args;
-use pelton::observe::{Activity, Channel, Kind, Lane, Reading, Side};
+use pelton::observe::{Activity, Channel, Lane, Reading, Side};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -120,6 +120,7 @@ impl Rates<'_> {
 }
 
 fn text(channel: &Channel, rates: &Rates<'_>) -> String {
+    let durable = channel.durable.as_deref().map(|name| one_line(name) + " ").unwrap_or_default();
     let mut text = format!(
         "{}: {}, {}; {}; made {} ago\nreceiver: {}\n",
         name_of(channel),
@@ -127,7 +128,10 @@ fn text(channel: &Channel, rates: &Rates<'_>) -> String {
         channel.state().words(),
         counted(channel.lanes.len() as u64, "lane"),
         short_age(channel),
-        in_full(&channel.receiver)
+        match channel.receiver.activity {
+            Activity::Absent if channel.durable.is_some() => receiver(channel),
+            _ => format!("{durable}{}", in_full(&channel.receiver)),
+        }
     );
     if let Some(note) = &channel.note {
         text += &format!("note: {}\n", one_line(note));
@@ -159,8 +163,10 @@ fn text(channel: &Channel, rates: &Rates<'_>) -> String {
             per_second(|reading| reading.received.messages),
             short_bytes(rates.of(lane, |reading| reading.received.bytes) as u64)
         );
-        if channel.kind == Kind::Broadcast {
-            text += &format!("  missed    {}\n", counted(lane.reading.missed, "message"));
+        if let Reading { policy: Some(policy), lag_after, missed, is_sender_waiting, .. } = lane.reading {
+            let holds = if is_sender_waiting { "; it holds the publisher up" } else { "" };
+            text += &format!("  policy    {}{holds}\n", policy_words(policy, lag_after));
+            text += &format!("  missed    {}\n", counted(missed, "message"));
         }
         text += &match rates.delay(lane) {
             Some((delay, least)) if delay < least => format!("  delay     below {}\n", short_delay(least)),

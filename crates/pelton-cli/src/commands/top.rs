@@ -98,12 +98,13 @@ fn live(
 }
 
 /// What makes a channel the same one at the next finding.
-type Key = (String, Kind, Option<SystemTime>, u32);
+type Key = (String, Kind, Option<SystemTime>, Option<String>, u32);
 
 fn key(channel: &Channel) -> Key {
     // A successor takes the channel over, but not in another process that serves the same name.
-    let process = if channel.kind == Kind::Path { 0 } else { channel.receiver.pid };
-    (channel.name.clone(), channel.kind, channel.made, process)
+    let is_in_place = channel.kind == Kind::Path || channel.durable.is_some();
+    let process = if is_in_place { 0 } else { channel.receiver.pid };
+    (channel.name.clone(), channel.kind, channel.made, channel.durable.clone(), process)
 }
 
 /// Counters, of a lane or of all lanes of a channel.

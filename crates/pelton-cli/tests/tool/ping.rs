@@ -91,7 +91,7 @@ fn a_slow_service_times_out_and_a_killed_one_loses_the_call() {
     let dirs = test_dirs();
     dirs.run(&["ping", "nobody", "--timeout", "0"]).assert(4, &["nobody", "--timeout"]);
     let it = service(&dirs, &["--exec", "exec sleep 1000"]);
-    dirs.run(&["ping", "it", "-c", "1", "--timeout", "0.05"]).assert(4, &["1 timed out"]);
+    dirs.run(&["ping", "it", "-c", "1", "--timeout", "0.5"]).assert(4, &["1 timed out"]);
     let ping = dirs.start(&["ping", "it", "-c", "2", "-i", "0", "--timeout", "0.5"]);
     assert!(ping.line().starts_with("no reply from it within 0.5 s: call=1"));
     it.kill();

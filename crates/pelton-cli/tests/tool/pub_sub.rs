@@ -1,7 +1,7 @@
 //! `pelton pub` and `pelton sub`: lines to several subscribers, by their policies, and their ends.
 
 use crate::test_dirs;
-use pelton_testkit::json;
+use pelton_testkit::{eventually, json};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -173,6 +173,55 @@ fn each_subscriber_is_listed_with_how_far_it_is_behind() {
     gate.wait().assert(0, &[]);
     lag.wait().assert(0, &[]);
     assert!(broadcasts().is_empty());
+}
+
+#[test]
+fn an_operator_finds_the_subscription_that_holds_a_publisher_in_a_directory_up() {
+    let dirs = test_dirs();
+    let directory = dirs.path("broadcast").display().to_string();
+    let path = format!("path:{directory}");
+    let audit = dirs.start(&["sub", &path, "--durable", "audit"]);
+    let mut publisher = dirs.start(&["pub", &path, "--capacity", "64K", "--subscribers", "2"]);
+    let lag = dirs.start(&["sub", &path, "--lag"]);
+    publisher.write(b"first\n");
+    assert_eq!((audit.line(), lag.line()), ("first".to_owned(), "first".to_owned()));
+    let listed = || {
+        let found = json(&dirs.run(&["ls", "--json"]));
+        let channels = found["channels"].as_array().unwrap().clone();
+        channels.into_iter().filter(|channel| channel["name"] == *path).collect::<Vec<Value>>()
+    };
+    let of = |durable: Value| listed().into_iter().find(|channel| channel["durable"] == durable).expect("it is listed");
+    let (one, other) = (of("audit".into()), of(Value::Null));
+    assert_eq!((&one["receiver"]["pid"], &other["receiver"]["pid"]), (&audit.pid().into(), &lag.pid().into()));
+    assert_eq!((&one["lanes"][0]["policy"], &other["lanes"][0]["policy"]), (&"gate".into(), &"lag".into()));
+    assert_eq!((&one["state"], &one["lanes"][0]["sender"]["pid"]), (&"ok".into(), &publisher.pid().into()));
+    dirs.run(&["doctor", "--channel", &path]).assert(0, &[]);
+    audit.kill();
+    let filling = std::thread::spawn(move || {
+        publisher.write_all_and_close(lines(0..5000));
+        publisher
+    });
+    eventually("the publisher waits", || of("audit".into())["lanes"][0]["is_full"] == true);
+    let away = of("audit".into());
+    assert_eq!((&away["state"], &away["receiver"]["activity"]), (&"nobody reads".into(), &"absent".into()));
+    assert_eq!(of(Value::Null)["lanes"][0]["is_full"], false);
+    let text = |ended: pelton_testkit::Ended| String::from_utf8(ended.stdout).unwrap();
+    let found = text(dirs.run(&["doctor", "--channel", &path]));
+    let advice = format!("pelton rm {path} --durable audit");
+    assert!(found.contains("holds the publisher up") && found.contains(&advice), "{found}");
+    let found = text(dirs.run(&["stat", &path, "--interval", "0.01"]));
+    assert!(found.contains("receiver: audit away") && found.contains("gate; it holds the publisher up"), "{found}");
+    let found = text(dirs.run(&["ls"]));
+    assert!(found.lines().any(|line| line.contains(&path) && line.contains("audit away")), "{found}");
+    dirs.run(&["rm", &path, "--durable", "audit"]).assert(0, &[]);
+    filling.join().unwrap().wait().assert(0, &[]);
+    lag.wait().assert(0, &[]);
+    // Nobody has it open now.
+    assert!(listed().is_empty());
+    let found = text(dirs.run(&["ls", &directory]));
+    assert!(found.lines().any(|line| line.contains(&path) && line.contains("idle")), "{found}");
+    dirs.run(&["rm", &directory]).assert(0, &[]);
+    dirs.assert_nothing_left();
 }
 
 #[test]

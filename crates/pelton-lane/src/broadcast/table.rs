@@ -99,6 +99,19 @@ pub struct TableSlot {
 }
 
 impl TableSlot {
+    /// From a copy of the bytes of its entry.
+    ///
+    /// # Panics
+    /// If these are fewer than 128.
+    pub fn of_bytes(entry: &[u8]) -> TableSlot {
+        let mut join = [0; 8];
+        let mut name = [0; DURABLE_BYTES_MAX];
+        join.copy_from_slice(&entry[..8]);
+        name.copy_from_slice(&entry[64..128]);
+        let join = u64::from_le_bytes(join);
+        TableSlot { is_counted: join & COUNTED != 0, joins: join >> 1, name }
+    }
+
     /// The name without its zeros; `None`: the slot is for any consumer, or the name is not UTF-8.
     pub fn durable(&self) -> Option<&str> {
         let bytes = self.name.iter().position(|byte| *byte == 0).unwrap_or(DURABLE_BYTES_MAX);

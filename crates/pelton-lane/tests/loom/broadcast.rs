@@ -423,8 +423,8 @@ impl PathLane {
         unsafe { BroadcastProducer::take_over(self.lane.memory, self.table, 1, true) }.unwrap()
     }
 
-    fn join(&self, policy: Policy) -> BroadcastConsumer {
-        let joining = JoinByPath { slot: 0, policy, from: StartFrom::Oldest, continues: false, pid: 2 };
+    fn join(&self, policy: Policy, from: StartFrom) -> BroadcastConsumer {
+        let joining = JoinByPath { slot: 0, policy, from, continues: false, pid: 2 };
         // SAFETY: the pages outlive the sides, and the slot has one consumer.
         let joined = unsafe {
             let bytes_max = message_bytes_limit(CAPACITY);
@@ -455,7 +455,7 @@ fn joiner_admit_a_consumer_that_joins_by_itself_is_not_overwritten() {
             let _ = publish(&mut producer, &[4; 24]);
             producer
         });
-        let mut consumer = lane.join(Policy::Gate);
+        let mut consumer = lane.join(Policy::Gate, StartFrom::Oldest);
         let first = consumer.number();
         assert!((1..=4).contains(&first));
         // Loom finds a race of this read with the copy of the producer.
@@ -477,8 +477,38 @@ fn join_the_policy_of_a_consumer_that_joins_by_itself_is_visible() {
             let policies: Vec<_> = producer.joined().map(|(_, join, _)| producer.policy_of(join)).collect();
             assert!(policies.iter().all(|policy| *policy == Some(LAG)), "{policies:?}");
         });
-        let _consumer = lane.join(LAG);
+        let _consumer = lane.join(LAG, StartFrom::Oldest);
         sender.join().unwrap();
+    });
+}
+
+/// A consumer that joins from now, while a message is published for which the first ones must go, receives that one or
+/// the next as its first, and each later one.
+#[test]
+fn publish_a_consumer_that_joins_from_now_receives_each_later_message() {
+    model(2, || {
+        let lane = PathLane::new();
+        let mut producer = lane.producer();
+        for n in 1..=3u8 {
+            assert_eq!(publish(&mut producer, &[n; 24]), Some(0));
+        }
+        let sender = thread::spawn(move || {
+            let _ = publish(&mut producer, &[4; 24]);
+            producer
+        });
+        let mut consumer = lane.join(Policy::Gate, StartFrom::Now);
+        let first = consumer.number();
+        let mut producer = sender.join().unwrap();
+        assert!((4..=producer.number()).contains(&first), "{first}");
+        // What it has passed over it does not hold up.
+        while producer.number() < 6 {
+            let n = producer.number() as u8;
+            assert!(publish(&mut producer, &[n; 24]).is_some(), "{n}");
+        }
+        for n in first..6 {
+            assert!(receive(&mut consumer, &[n as u8; 24]).is_some());
+        }
+        assert!(consumer.peek().unwrap().is_none());
     });
 }
 
@@ -492,7 +522,7 @@ fn publish_a_successor_finds_the_number_and_a_consumer_that_joined_before() {
             assert_eq!(publish(&mut producer, &[n; 24]), Some(0));
         }
         let sender = thread::spawn(move || publish(&mut producer, &[3; 24]));
-        let mut consumer = lane.join(Policy::Gate);
+        let mut consumer = lane.join(Policy::Gate, StartFrom::Oldest);
         for n in 1..=2u8 {
             assert!(receive(&mut consumer, &[n; 24]).is_some());
         }

@@ -2,7 +2,6 @@
 
 use crate::support::*;
 use pelton::{Armed, Deadline, Error, Options, Policy, Publisher, Sent, StartFrom, Subscriber};
-use rustix::process::Signal;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
@@ -569,97 +568,4 @@ fn a_subscriber_refuses_a_publisher_that_is_larger_than_it_takes() {
     }
     let none = Options::new().capacity(1).connect_subscriber(&directory.name());
     assert!(matches!(none, Err(Error::Option { option: "capacity", .. })), "{none:?}");
-}
-
-/// A generator of numbers from a seed: SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ mixed >> 31) % limit as u64) as usize
-    }
-}
-
-/// Subscribers of every policy join, are killed and are stopped at random, while the publisher sends. It never waits
-/// for a dead one, and in the end each survivor has received each message from its beginning on, or counted it.
-#[test]
-fn a_publisher_outlives_subscribers_that_are_killed_and_stopped_at_random() {
-    let variable = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let seed = variable("PELTON_SEED").unwrap_or_else(|| u64::from(std::process::id()) << 32 | 0x5eed);
-    let rounds = variable("PELTON_ROUNDS").unwrap_or(100);
-    println!("PELTON_SEED={seed} PELTON_ROUNDS={rounds}");
-    let mut random = Random(seed);
-    let directory = TestDir::new("a publisher outlives its subscribers");
-    let name = directory.name();
-    let mut publisher = Options::new().capacity(1 << 16).history(20).publish_at(&name).unwrap();
-    let mut children: Vec<(Child, &str, bool)> = Vec::new();
-    let (mut number, mut kills, mut held) = (1, 0, 0);
-    for _ in 0..rounds {
-        match random.below(4) {
-            0 | 1 if children.len() < 12 => {
-                let policy = ["gate", "gate", "lag", "latest", "until"][random.below(5)];
-                let from = ["now", "oldest", "last"][random.below(3)];
-                let mut role = subscriber(&name).with("policy", policy).with("from", from);
-                if from == "last" {
-                    role = role.with("last", random.below(40));
-                }
-                if policy == "until" {
-                    role = role.with("lag_after_ns", 200_000);
-                }
-                let child = Child::start(role);
-                assert!(publisher.wait_subscribers_until(children.len() + 1, deadline()).unwrap());
-                child.expect("joined");
-                children.push((child, policy, false));
-            }
-            2 if !children.is_empty() => {
-                let (child, ..) = children.swap_remove(random.below(children.len()));
-                child.kill();
-                kills += 1;
-                assert_eq!(publisher.admit().unwrap(), children.len(), "a death is proved at once");
-            }
-            3 if !children.is_empty() => {
-                let at = random.below(children.len());
-                let (child, _, is_stopped) = &mut children[at];
-                child.signal(if *is_stopped { Signal::CONT } else { Signal::STOP });
-                *is_stopped = !*is_stopped;
-            }
-            _ => {}
-        }
-        for _ in 0..random.below(600) {
-            let sent = publisher.send_until(&message(number), Instant::now() + Duration::from_millis(100)).unwrap();
-            if sent == Sent::Sent {
-                number += 1;
-                continue;
-            }
-            // Only one that gates can be at fault, and its end frees the publisher.
-            let holder = publisher.subscribers().into_iter().find(|state| state.holds.is_some());
-            let Some(holder) = holder else { continue };
-            assert_eq!((holder.policy, holder.lag_after), (Policy::Gate, None), "{holder:?}");
-            let at = children.iter().position(|(child, ..)| child.pid() == holder.peer.pid).unwrap();
-            if children[at].2 {
-                held += 1;
-                children.swap_remove(at).0.kill();
-                kills += 1;
-            }
-        }
-    }
-    for (child, _, is_stopped) in &children {
-        if *is_stopped {
-            child.signal(Signal::CONT);
-        }
-    }
-    send(&mut publisher, number..=number + 200);
-    assert!(publisher.wait_released_until(deadline()).unwrap());
-    drop(publisher);
-    println!("{number} messages, {kills} kills, held {held} times, {} survive", children.len());
-    for (child, policy, _) in children {
-        let (tally, end) = tally(&child);
-        child.wait_for_success();
-        assert_eq!(end, "Closed", "{policy}");
-        assert_eq!(tally.first + tally.received + tally.missed, number + 201, "{policy}: {tally:?}");
-        assert!(policy != "gate" || tally.missed == 0, "{policy}: {tally:?}");
-    }
 }

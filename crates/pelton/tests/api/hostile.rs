@@ -113,7 +113,7 @@ fn with_raw_receiver(dir: &TestDir) -> (Sender, RawPeer) {
 }
 
 /// Repeats an action while `work` runs: on three threads, so that the system hardly ever pauses all of them.
-fn meanwhile<T>(again: impl Fn() + Sync, work: impl FnOnce() -> T) -> T {
+pub fn meanwhile<T>(again: impl Fn() + Sync, work: impl FnOnce() -> T) -> T {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..3 {

@@ -7,6 +7,7 @@
 #[cfg(feature = "tokio")]
 mod async_service;
 mod broadcast;
+mod broadcast_hostile;
 mod broadcast_path;
 mod call;
 #[cfg(feature = "postcard")]

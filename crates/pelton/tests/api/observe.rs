@@ -4,7 +4,7 @@
 use crate::foreign::file_of_a_silent_server;
 use crate::support::*;
 use pelton::observe::{Activity, Channel, Found, Kind, Observer, State};
-use pelton::{Client, Options, Service};
+use pelton::{Client, Options, Policy, Sent, Service};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::process::Signal;
 use std::collections::BTreeMap;
@@ -313,6 +313,63 @@ fn gathers_services_listeners_and_threads_are_found() {
     let own = |channel: &&Channel| channel.kind == Kind::Threads && channel.receiver.pid == std::process::id();
     assert!(found.channels.iter().filter(own).any(|channel| channel.waiting_messages() == 1), "{found:?}");
     drop(receiver);
+}
+
+/// Each subscription of a broadcast in a directory is found, also one that no process uses; and by which of them the
+/// publisher is held up.
+#[test]
+fn a_broadcast_in_a_directory_is_found_with_each_subscription() {
+    let dir = TestDir::new("a broadcast in a directory is found");
+    let path = std::fs::canonicalize(dir.path()).unwrap().join("a/broadcast");
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let name = format!("path:{}", path.display());
+    let mut publisher = Options::new().capacity(CAPACITY).create_publisher(&path).unwrap();
+    // Without a subscriber.
+    let found = observe();
+    let alone = one(&found, &name);
+    assert_eq!(
+        (alone.kind, alone.state(), alone.lanes[0].sender.pid),
+        (Kind::Broadcast, State::Idle, std::process::id())
+    );
+    assert_eq!((alone.receiver.activity, alone.lanes[0].reading.policy), (Activity::Absent, None));
+    let mut gate = Options::new().open_subscriber(&path).unwrap();
+    let lag = Options::new().policy(Policy::Lag).open_subscriber(&path).unwrap();
+    let until = Options::new().lag_after(Duration::from_secs(60)).durable("until");
+    drop(until.open_subscriber(&path).unwrap());
+    drop(Options::new().durable("audit").open_subscriber(&path).unwrap());
+    for _ in 0..3 {
+        publisher.send(b"8 bytes!").unwrap();
+    }
+    drop(gate.receive().unwrap());
+    let look = |policy: Policy, durable: Option<&str>| -> (u64, State, bool, Activity) {
+        let found = observe();
+        let all = named(&found, &name);
+        assert_eq!(all.len(), 4, "{all:?}");
+        let is_wanted = |channel: &&&Channel| {
+            channel.durable.as_deref() == durable && channel.lanes[0].reading.policy == Some(policy)
+        };
+        let channel = all.iter().find(is_wanted).unwrap();
+        (channel.waiting_messages(), channel.state(), channel.lanes[0].is_full(), channel.receiver.activity)
+    };
+    assert_eq!(look(Policy::Gate, None), (2, State::Ok, false, Activity::Alive));
+    assert_eq!(look(Policy::Lag, None), (3, State::Ok, false, Activity::Alive));
+    assert_eq!(look(Policy::Gate, Some("audit")), (3, State::NobodyReads, false, Activity::Absent));
+    // The lane is full by those that gate, and the laggard holds nothing up.
+    while publisher.try_send(&[0; 1000]).unwrap() == Sent::Sent {}
+    assert!(publisher.arm(1000).unwrap().is_waiting());
+    assert!(look(Policy::Gate, None).2 && look(Policy::Gate, Some("audit")).2 && look(Policy::Gate, Some("until")).2);
+    let lagging = look(Policy::Lag, None);
+    assert_eq!((lagging.1, lagging.2), (State::Ok, false));
+    publisher.disarm();
+    // By a root, once nobody has it open: the durable ones stay.
+    drop((publisher, gate, lag));
+    assert!(named(&observe(), &name).is_empty(), "nobody has it open");
+    let mut observer = Observer::new();
+    observer.add_root(dir.path());
+    let found = observer.channels();
+    let names: Vec<_> = named(&found, &name).iter().map(|channel| channel.durable.clone()).collect();
+    assert_eq!(names, [Some("audit".to_owned()), Some("until".to_owned())]);
+    assert_eq!(named(&found, &name)[0].lanes[0].sender.activity, Activity::Closed);
 }
 
 #[test]

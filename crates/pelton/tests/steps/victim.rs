@@ -3,7 +3,7 @@
 
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
-use support::{DEADLINE, kernel};
+use support::{DEADLINE, kernel, readable_until};
 
 /// Notes that children write and the parent reads, also after their death.
 #[derive(Default)]
@@ -163,6 +163,15 @@ impl Child {
         assert_eq!(rustix::io::read(&self.from_peer, &mut [0]), Ok(1), "the child ended before it met");
     }
 
+    /// As [`Child::wait_for_child`], of one that stops on the way: calls `look` at each stop before it continues.
+    #[track_caller]
+    pub fn watch_until_met(&self, look: &mut dyn FnMut()) {
+        while !readable_until(self.from_peer.as_fd(), Instant::now() + Duration::from_micros(50)) {
+            self.watch_once(look);
+        }
+        self.wait_for_child();
+    }
+
     /// Lets it continue.
     pub fn go(&self) {
         rustix::io::write(&self.to_peer, b"x").unwrap();
@@ -179,15 +188,20 @@ impl Child {
             match self.state() {
                 'Z' => return,
                 'S' if asleep => return,
-                'T' => {
-                    look();
-                    // SAFETY: no pointers.
-                    unsafe { libc::kill(self.pid, libc::SIGCONT) };
-                    while self.state() == 'T' {}
-                }
+                'T' => self.watch_once(look),
                 _ => std::thread::sleep(Duration::from_micros(50)),
             }
             assert!(Instant::now() < until, "the child hangs");
+        }
+    }
+
+    /// Calls `look` if it is stopped, and continues it then.
+    pub fn watch_once(&self, look: &mut dyn FnMut()) {
+        if self.state() == 'T' {
+            look();
+            // SAFETY: no pointers.
+            unsafe { libc::kill(self.pid, libc::SIGCONT) };
+            while self.state() == 'T' {}
         }
     }
 

@@ -3,10 +3,10 @@
 
 use super::{Rates, Shown, Top, View};
 use crate::observed::{
-    counted, name_cell, name_of, one_line, percent, percent_of, rate, short, short_age, short_bytes, short_delay,
-    short_time, side,
+    counted, name_cell, name_of, one_line, percent, percent_of, policy_words, rate, receiver, short, short_age,
+    short_bytes, short_delay, short_time, side,
 };
-use pelton::observe::{Activity, State};
+use pelton::observe::{Activity, Channel, Kind, Reading, State};
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
@@ -146,7 +146,12 @@ fn draw_list(top: &Top, frame: &mut Frame<'_>, area: Rect) {
             right(rate(rates.wakes)),
             Line::from(Span::styled(channel.state().words(), colour(top, channel.state()))),
         ];
-        (Line::raw(name_cell(&name_of(channel), width.into())), cells)
+        // Of a broadcast there are several, for which the subscribers are the difference.
+        let name = match channel.kind {
+            Kind::Broadcast => format!("{} {}", name_of(channel), receiver(channel)),
+            _ => name_of(channel),
+        };
+        (Line::raw(name_cell(&name, width.into())), cells)
     });
     let table = table("NAME", width, shown, rows).row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
     let mut state = TableState::new().with_selected(Some(top.selected));
@@ -185,7 +190,7 @@ fn draw_channel(top: &Top, Shown { channel, past }: &Shown, frame: &mut Frame<'_
             Span::raw(format!(", {}, {} old: ", channel.kind.word(), short_age(channel))),
             Span::styled(channel.state().words(), colour(top, channel.state())),
         ]),
-        Line::raw(format!("receiver {}{stopped}", side(&channel.receiver))),
+        Line::raw(format!("receiver {}{stopped}{}", receiver(channel), subscription(channel))),
         Line::raw(format!(
             "waiting  {} messages, {} of {}; a message waits about {}",
             short(channel.waiting_messages()),
@@ -234,6 +239,17 @@ fn draw_channel(top: &Top, Shown { channel, past }: &Shown, frame: &mut Frame<'_
         (Line::raw(format!("{:>4} {}", lane.number, side(&lane.sender))), cells)
     });
     frame.render_widget(table("LANE SENDER", width, shown, rows), lanes);
+}
+
+/// The policy of a subscriber, what it has missed, and whether the publisher waits for it.
+fn subscription(channel: &Channel) -> String {
+    let Some(Reading { policy: Some(policy), lag_after, missed, is_sender_waiting, .. }) =
+        channel.lanes.first().map(|lane| &lane.reading)
+    else {
+        return String::new();
+    };
+    let holds = if *is_sender_waiting { "; it holds the publisher up" } else { "" };
+    format!("; {}, missed {}{holds}", policy_words(*policy, *lag_after), short(*missed))
 }
 
 fn delay(seconds: Option<f64>) -> String {

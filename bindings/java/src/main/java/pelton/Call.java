@@ -24,6 +24,8 @@ public final class Call implements Iterable<byte[]>, AutoCloseable {
     boolean isComplete;
     @Nullable RuntimeException failure;
     @Nullable Thread waiting;
+    /** Whether the end was taken: then nothing is left to wait for or to cancel, which needs no lock. */
+    private boolean isAtEnd;
 
     Call(Client client, long deadlineNs) {
         this.client = client;
@@ -34,12 +36,17 @@ public final class Call implements Iterable<byte[]>, AutoCloseable {
         parts.add(part);
         waitingBytes += part.length;
         if (isLast) isComplete = true;
-        LockSupport.unpark(waiting);
+        wake();
     }
 
     void end() {
         isComplete = true;
-        LockSupport.unpark(waiting);
+        wake();
+    }
+
+    /** The thread that waits can be the one that takes completions for all. */
+    private void wake() {
+        if (waiting != Thread.currentThread()) LockSupport.unpark(waiting);
     }
 
     void fail(RuntimeException failure) {
@@ -51,6 +58,7 @@ public final class Call implements Iterable<byte[]>, AutoCloseable {
         byte[] part = parts.poll();
         if (part != null) waitingBytes -= part.length;
         else if (failure != null) throw failure;
+        isAtEnd = isComplete && failure == null && parts.isEmpty();
         return part;
     }
 
@@ -59,7 +67,7 @@ public final class Call implements Iterable<byte[]>, AutoCloseable {
      * Client#call(byte[], CallOptions)}, and {@link CancellationException} after {@link #close}.
      */
     public byte @Nullable [] next() throws InterruptedException {
-        return client.next(this);
+        return isAtEnd ? null : client.next(this);
     }
 
     /**
@@ -108,6 +116,6 @@ public final class Call implements Iterable<byte[]>, AutoCloseable {
     /** Cancels the call, unless it is complete: its handler is interrupted, the reply dropped. Any thread. */
     @Override
     public void close() {
-        client.cancel(this);
+        if (!isAtEnd) client.cancel(this);
     }
 }

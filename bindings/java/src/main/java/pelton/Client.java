@@ -33,8 +33,8 @@ public final class Client extends LockedHandle {
 
     /** Of a request with a traceparent, the additional bytes in the lane: spec/call.md. */
     private static final int TRACED_BYTES = 32;
-    /** pelton_client_info, and its field {@code dropped}. */
-    private static final int INFO_BYTES = 56, INFO_DROPPED = 40;
+    /** pelton_client_info, and its fields. */
+    private static final int INFO_BYTES = 56, INFO_SERVICES = 24, INFO_IN_FLIGHT = 32, INFO_DROPPED = 40;
 
     private final boolean isSpinning;
     private final boolean hasOneService;
@@ -44,7 +44,6 @@ public final class Client extends LockedHandle {
     private final MemorySegment buffer = Arena.ofAuto().allocate(BUFFER_BYTES, 8);
     private final MemorySegment completion = Arena.ofAuto().allocate(32, 8);
     private final MemorySegment out = Arena.ofAuto().allocate(8, 8);
-    private final MemorySegment info = Arena.ofAuto().allocate(INFO_BYTES, 8);
     private long droppedSeen;
     private final HashMap<Long, Call> calls = new HashMap<>();
     private final LinkedHashSet<Waiter> waiters = new LinkedHashSet<>();
@@ -321,7 +320,9 @@ public final class Client extends LockedHandle {
     void cancel(Call call) {
         lock.lock();
         try {
-            cancel(call, new CancellationException("the call was closed, which has cancelled it"));
+            // An exception costs as much as a call.
+            if (calls.containsKey(call.number))
+                cancel(call, new CancellationException("the call was closed, which has cancelled it"));
         } finally {
             unlock();
         }
@@ -450,13 +451,34 @@ public final class Client extends LockedHandle {
     }
 
     /** Whether completions of cancelled calls have come, which free slots, while requests wait for these. */
-    private boolean hasDropped(long address) throws Throwable {
+    private boolean hasDropped(long address) {
         if (spaceWaiters.isEmpty()) return false;
-        info.set(JAVA_INT, 0, INFO_BYTES);
-        PeltonException.check((int) Native.CLIENT_GET_INFO.invokeExact(address, info));
         long before = droppedSeen;
-        droppedSeen = info.get(JAVA_LONG, INFO_DROPPED);
+        droppedSeen = figure(address, INFO_DROPPED);
         return droppedSeen != before;
+    }
+
+    /** Returns how many calls are in flight, with cancelled ones that the service has not finished. Any thread. */
+    public int inFlight() {
+        return (int) figure(INFO_IN_FLIGHT);
+    }
+
+    /** Returns how many processes the client calls at present. Any thread. */
+    public int services() {
+        return (int) figure(INFO_SERVICES);
+    }
+
+    private long figure(long at) {
+        lock.lock();
+        try {
+            return figure(address(), at);
+        } finally {
+            unlock();
+        }
+    }
+
+    private static long figure(long address, long at) {
+        return info(Native.CLIENT_GET_INFO, address, INFO_BYTES, info -> info.get(JAVA_LONG, at));
     }
 
     /** Gives each completion that has come to its call. Returns OK if there was one, AGAIN, or an error. */

@@ -118,6 +118,42 @@ public abstract sealed class Handle implements AutoCloseable
         return USER.getAcquire(this) == Thread.currentThread();
     }
 
+    /** Calls a function (handle) that does not wait. Returns its result, which is no error. */
+    final int invoke(MethodHandle function) {
+        long address = enter();
+        try {
+            int result = (int) function.invokeExact(address);
+            PeltonException.check(result);
+            return result;
+        } catch (Throwable failure) {
+            throw Native.unexpected(failure);
+        } finally {
+            exit();
+        }
+    }
+
+    /** Calls a function (handle, out) that writes a C structure. Returns what {@code of} makes of it. */
+    final <T> T info(MethodHandle function, int bytes, Function<MemorySegment, T> of) {
+        long address = enter();
+        try {
+            return info(function, address, bytes, of);
+        } finally {
+            exit();
+        }
+    }
+
+    /** As {@link #info(MethodHandle, int, Function)}, of a class that orders its threads itself. */
+    static <T> T info(MethodHandle function, long address, int bytes, Function<MemorySegment, T> of) {
+        try (Arena arena = Arena.ofConfined()) {
+            MemorySegment info = arena.allocate(bytes, 8);
+            info.set(ValueLayout.JAVA_INT, 0, bytes);
+            PeltonException.check((int) function.invokeExact(address, info));
+            return of.apply(info);
+        } catch (Throwable failure) {
+            throw Native.unexpected(failure);
+        }
+    }
+
     /** Parks the calling virtual thread until the handle's armed descriptor is readable, or the deadline. */
     final void park(MethodHandle descriptorOf, long address, long deadlineNs) throws InterruptedException {
         interest(descriptorOf, address).await(deadlineNs);
@@ -159,7 +195,7 @@ public abstract sealed class Handle implements AutoCloseable
             throws InterruptedException {
         try (Arena arena = Arena.ofConfined()) {
             MemorySegment out = arena.allocate(8, 8);
-            PeltonException.check((int) start.invokeExact(arena.allocateFrom(name), options.apply(arena), out));
+            PeltonException.check((int) start.invokeExact(Native.text(name, arena), options.apply(arena), out));
             long opening = out.get(ValueLayout.JAVA_LONG, 0);
             try {
                 int descriptor = (int) descriptorOf.invokeExact(opening);
@@ -185,7 +221,7 @@ public abstract sealed class Handle implements AutoCloseable
     static long open(MethodHandle function, @Nullable String name, Function<Arena, MemorySegment> options) {
         try (Arena arena = Arena.ofConfined()) {
             MemorySegment out = arena.allocate(8, 8);
-            MemorySegment named = name == null ? MemorySegment.NULL : arena.allocateFrom(name);
+            MemorySegment named = name == null ? MemorySegment.NULL : Native.text(name, arena);
             PeltonException.check((int) function.invokeExact(named, options.apply(arena), out));
             return out.get(ValueLayout.JAVA_LONG, 0);
         } catch (Throwable failure) {

@@ -7,7 +7,7 @@ import java.nio.ByteBuffer;
 
 /**
  * A message in the lane, from {@link Receiver#receiveHeld()}, until it is closed: later uses throw {@link
- * IllegalStateException}. Only the thread that received it reads and closes it. About 500 bytes are allocated for each.
+ * IllegalStateException}. Only the thread that received it reads and closes it. About 300 bytes are allocated for each.
  *
  * <p>A sender that the receiver does not trust could change the bytes meanwhile: then copy first.
  */

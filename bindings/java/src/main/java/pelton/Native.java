@@ -79,6 +79,8 @@ final class Native {
     static final MethodHandle SENDER_ARM = function("pelton_sender_arm", JAVA_INT, JAVA_LONG, JAVA_LONG);
     static final MethodHandle SENDER_DISARM = function("pelton_sender_disarm", JAVA_INT, JAVA_LONG);
 
+    static final MethodHandle SENDER_GET_INFO = function("pelton_sender_get_info", JAVA_INT, JAVA_LONG, ADDRESS);
+
     static final MethodHandle TRY_RECEIVE =
             function("pelton_receiver_receive", CRITICAL, JAVA_INT, JAVA_LONG, JAVA_LONG, ADDRESS);
     static final MethodHandle RECEIVE =
@@ -94,6 +96,7 @@ final class Native {
     static final MethodHandle RECEIVER_RESUME = function("pelton_receiver_resume", JAVA_INT, JAVA_LONG, JAVA_LONG);
     static final MethodHandle RECEIVER_TRACEPARENT =
             function("pelton_receiver_traceparent", JAVA_INT, JAVA_LONG, ADDRESS);
+    static final MethodHandle RECEIVER_GET_INFO = function("pelton_receiver_get_info", JAVA_INT, JAVA_LONG, ADDRESS);
     static final MethodHandle RECEIVER_FD = function("pelton_receiver_fd", JAVA_INT, JAVA_LONG);
     static final MethodHandle RECEIVER_POLL = function("pelton_receiver_poll", JAVA_INT, JAVA_LONG);
     static final MethodHandle RECEIVER_ARM = function("pelton_receiver_arm", JAVA_INT, JAVA_LONG);
@@ -115,6 +118,7 @@ final class Native {
     static final MethodHandle PUBLISHER_FD = function("pelton_publisher_fd", JAVA_INT, JAVA_LONG);
     static final MethodHandle PUBLISHER_ARM = function("pelton_publisher_arm", JAVA_INT, JAVA_LONG, JAVA_LONG);
     static final MethodHandle PUBLISHER_DISARM = function("pelton_publisher_disarm", JAVA_INT, JAVA_LONG);
+    static final MethodHandle PUBLISHER_GET_INFO = function("pelton_publisher_get_info", JAVA_INT, JAVA_LONG, ADDRESS);
     static final MethodHandle SUBSCRIBER_OPEN_START = opening("pelton_subscriber_open_start");
     static final MethodHandle SUBSCRIBER_OPENING_FD =
             function("pelton_subscriber_opening_fd", JAVA_INT, JAVA_LONG);
@@ -227,6 +231,13 @@ final class Native {
     }
 
     private Native() {}
+
+    /** A name as a C string. A zero byte would end it early, so that it named another. */
+    static MemorySegment text(String name, Arena arena) {
+        int zero = name.indexOf('\0');
+        if (zero >= 0) throw new IllegalArgumentException("found a zero byte at " + zero + ", wanted a name without one");
+        return arena.allocateFrom(name);
+    }
 
     /** The file that pelton.library names, else the library that the jar carries, else the system's. */
     private static SymbolLookup library() {

@@ -233,15 +233,11 @@ public final class Publisher extends Handle {
      * do not read or close it.
      */
     public int fd() {
-        long address = enter();
-        try {
-            int result = (int) Native.PUBLISHER_FD.invokeExact(address);
-            PeltonException.check(result);
-            return result;
-        } catch (Throwable failure) {
-            throw Native.unexpected(failure);
-        } finally {
-            exit();
-        }
+        return invoke(Native.PUBLISHER_FD);
+    }
+
+    /** Returns the publisher's sizes and counters. Does not wait. */
+    public Info info() {
+        return info(Native.PUBLISHER_GET_INFO, Info.PUBLISHER_BYTES, Info::ofPublisher);
     }
 }

@@ -5,7 +5,6 @@ import static java.lang.foreign.ValueLayout.JAVA_LONG;
 
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
-import java.lang.invoke.MethodHandle;
 import java.nio.BufferOverflowException;
 import java.nio.ByteBuffer;
 import java.time.Duration;
@@ -226,12 +225,17 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
         return isLast ? Native.traceparent(Native.RECEIVER_TRACEPARENT, address) : null;
     }
 
+    /** Returns the receiver's sizes, peer and counters. Does not wait. */
+    public Info info() {
+        return info(Native.RECEIVER_GET_INFO, Info.RECEIVER_BYTES, Info::ofReceiver);
+    }
+
     /**
      * Returns the descriptor for an event loop, which it polls for reading while the receiver is armed. It is constant;
      * do not read or close it.
      */
     public int fd() {
-        return armed(Native.RECEIVER_FD);
+        return invoke(Native.RECEIVER_FD);
     }
 
     /**
@@ -239,25 +243,12 @@ public final class Receiver extends Handle implements Iterable<byte[]> {
      * there is a message now: receive first. Throws as {@link #receive()} when the sender has gone.
      */
     public boolean arm() {
-        return received == 0 && armed(Native.RECEIVER_ARM) == PeltonException.OK;
+        return received == 0 && invoke(Native.RECEIVER_ARM) == PeltonException.OK;
     }
 
     /** Ends what {@link #arm} began: when the descriptor is readable, before the messages are received. */
     public void disarm() {
-        armed(Native.RECEIVER_DISARM);
-    }
-
-    private int armed(MethodHandle function) {
-        long address = enter();
-        try {
-            int result = (int) function.invokeExact(address);
-            PeltonException.check(result);
-            return result;
-        } catch (Throwable failure) {
-            throw Native.unexpected(failure);
-        } finally {
-            exit();
-        }
+        invoke(Native.RECEIVER_DISARM);
     }
 
     private byte @Nullable [] copy(long deadlineNs) throws InterruptedException {

@@ -190,13 +190,16 @@ public final class Sender extends Handle {
     public void sendAll(List<byte[]> messages) throws InterruptedException {
         long address = enter();
         try (Arena arena = Arena.ofConfined()) {
-            MemorySegment vectors = arena.allocate(16L * Math.max(1, messages.size()), 8);
-            long sizes = 0, offset = 0;
+            long sizes = 0, offset = 0, at = 16L * messages.size();
+            for (byte[] message : messages) sizes += message.length + 16;
+            // First the vectors, then the messages.
+            MemorySegment vectors = arena.allocate(Math.max(1, sizes), 8);
             for (byte[] message : messages) {
-                vectors.set(ADDRESS, offset, arena.allocateFrom(JAVA_BYTE, message));
+                MemorySegment.copy(message, 0, vectors, JAVA_BYTE, at, message.length);
+                vectors.set(JAVA_LONG, offset, vectors.address() + at);
                 vectors.set(JAVA_LONG, offset + 8, message.length);
                 offset += 16;
-                sizes += message.length + 16;
+                at += message.length;
             }
             while (true) {
                 int result = (int)
@@ -238,6 +241,11 @@ public final class Sender extends Handle {
         } finally {
             exit();
         }
+    }
+
+    /** Returns the sender's sizes, peer and counters. Does not wait. */
+    public Info info() {
+        return info(Native.SENDER_GET_INFO, Info.SENDER_BYTES, Info::ofSender);
     }
 
     /**

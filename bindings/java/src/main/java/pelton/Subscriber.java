@@ -7,7 +7,6 @@ import static java.lang.foreign.ValueLayout.JAVA_LONG;
 
 import java.lang.foreign.Arena;
 import java.lang.foreign.MemorySegment;
-import java.lang.invoke.MethodHandle;
 import java.time.Duration;
 import java.util.Iterator;
 import java.util.NoSuchElementException;
@@ -23,8 +22,6 @@ import org.jspecify.annotations.Nullable;
  * also if the heap had no space for one.
  */
 public final class Subscriber extends Handle implements Iterable<Delivery> {
-    private static final int INFO_BYTES = 88;
-
     private final MemorySegment delivery = Arena.ofAuto().allocate(32, 8);
     /** Whether {@code delivery} is a message that is not released. */
     private boolean isReceived;
@@ -59,8 +56,8 @@ public final class Subscriber extends Handle implements Iterable<Delivery> {
      */
     public static void remove(String name, String durable) {
         try (Arena arena = Arena.ofConfined()) {
-            PeltonException.check((int)
-                    Native.SUBSCRIPTION_REMOVE.invokeExact(arena.allocateFrom(name), arena.allocateFrom(durable)));
+            PeltonException.check((int) Native.SUBSCRIPTION_REMOVE.invokeExact(
+                    Native.text(name, arena), Native.text(durable, arena)));
         } catch (Throwable failure) {
             throw Native.unexpected(failure);
         }
@@ -202,18 +199,13 @@ public final class Subscriber extends Handle implements Iterable<Delivery> {
         return figure(info -> info.get(JAVA_INT, 12)) != 0;
     }
 
-    private <T> T figure(Function<MemorySegment, T> get) {
-        long address = enter();
-        try (Arena arena = Arena.ofConfined()) {
-            MemorySegment info = arena.allocate(INFO_BYTES, 8);
-            info.set(JAVA_INT, 0, INFO_BYTES);
-            PeltonException.check((int) Native.SUBSCRIBER_GET_INFO.invokeExact(address, info));
-            return get.apply(info);
-        } catch (Throwable failure) {
-            throw Native.unexpected(failure);
-        } finally {
-            exit();
-        }
+    /** Returns the subscriber's sizes, publisher and counters. Does not wait. */
+    public Info info() {
+        return figure(Info::ofSubscriber);
+    }
+
+    private <T> T figure(Function<MemorySegment, T> of) {
+        return info(Native.SUBSCRIBER_GET_INFO, Info.SUBSCRIBER_BYTES, of);
     }
 
     /**
@@ -221,7 +213,7 @@ public final class Subscriber extends Handle implements Iterable<Delivery> {
      * constant; do not read or close it.
      */
     public int fd() {
-        return armed(Native.SUBSCRIBER_FD);
+        return invoke(Native.SUBSCRIBER_FD);
     }
 
     /**
@@ -229,24 +221,11 @@ public final class Subscriber extends Handle implements Iterable<Delivery> {
      * there is a message now: receive first. Throws as {@link #receive()} when the publisher has gone.
      */
     public boolean arm() {
-        return armed(Native.SUBSCRIBER_ARM) == PeltonException.OK;
+        return invoke(Native.SUBSCRIBER_ARM) == PeltonException.OK;
     }
 
     /** Ends what {@link #arm} began: when the descriptor is readable, before the messages are received. */
     public void disarm() {
-        armed(Native.SUBSCRIBER_DISARM);
-    }
-
-    private int armed(MethodHandle function) {
-        long address = enter();
-        try {
-            int result = (int) function.invokeExact(address);
-            PeltonException.check(result);
-            return result;
-        } catch (Throwable failure) {
-            throw Native.unexpected(failure);
-        } finally {
-            exit();
-        }
+        invoke(Native.SUBSCRIBER_DISARM);
     }
 }

@@ -84,7 +84,7 @@ public record SubscriberOptions(
         options.set(ValueLayout.JAVA_LONG, 32, connection.capacity());
         options.set(ValueLayout.JAVA_LONG, 40, connection.messageBytesMax());
         options.set(ValueLayout.JAVA_LONG, 48, timeout == null ? 0 : Native.deadline(timeout));
-        if (durable != null) options.set(ValueLayout.ADDRESS, 56, arena.allocateFrom(durable));
+        if (durable != null) options.set(ValueLayout.ADDRESS, 56, Native.text(durable, arena));
         connection.setUids(options, 64, arena);
         options.set(ValueLayout.JAVA_INT, 76, policy.ordinal());
         return options;

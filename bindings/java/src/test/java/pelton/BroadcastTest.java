@@ -11,7 +11,6 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.Callable;
 import java.util.concurrent.Executors;
@@ -37,12 +36,6 @@ class BroadcastTest {
 
     private String name() {
         return "unix:" + directory.resolve("prices");
-    }
-
-    private static Process pelton(String... arguments) throws Exception {
-        List<String> command = new ArrayList<>(List.of(System.getProperty("pelton.tool")));
-        command.addAll(Arrays.asList(arguments));
-        return new ProcessBuilder(command).redirectError(ProcessBuilder.Redirect.INHERIT).start();
     }
 
     /** Receives until the publisher has closed; each message is received or counted as missed. Returns all of them. */
@@ -187,7 +180,7 @@ class BroadcastTest {
 
     @Test
     void an_end_is_thrown_and_a_successor_continues() throws Exception {
-        Process first = pelton("pub", name(), "--subscribers", "1");
+        Process first = Processes.pelton("pub", name(), "--subscribers", "1");
         first.getOutputStream().write("one\n".getBytes());
         first.getOutputStream().flush();
         try (Subscriber subscriber = Subscriber.connect(name(), JOINING)) {
@@ -196,7 +189,7 @@ class BroadcastTest {
             first.destroyForcibly().waitFor();
             assertThrows(PeltonException.PeerDied.class, () -> subscriber.receive(LIMIT));
             assertFalse(subscriber.resume(Duration.ofMillis(1)));
-            Process second = pelton("pub", name(), "--subscribers", "1");
+            Process second = Processes.pelton("pub", name(), "--subscribers", "1");
             second.getOutputStream().write("two\n".getBytes());
             second.getOutputStream().close();
             assertTrue(subscriber.resume(LIMIT));
@@ -273,7 +266,7 @@ class BroadcastTest {
         SubscriberOptions durable = JOINING.withDurable("audit");
         assertFails(-15, () -> Subscriber.connect(name, SubscriberOptions.DEFAULTS.withDurable("audit")));
         Publisher publisher = Publisher.open(name, SMALL);
-        Process audit = pelton("sub", name, "--durable", "audit");
+        Process audit = Processes.pelton("sub", name, "--durable", "audit");
         long sent = 0;
         try {
             assertTrue(publisher.waitSubscribers(1, LIMIT));
@@ -283,6 +276,8 @@ class BroadcastTest {
             assertEquals(audit.pid(), state.pid());
             assertEquals("audit", state.durable());
             assertFails(-17, () -> Subscriber.remove(name, "audit"));
+            // C would remove another one.
+            assertThrows(IllegalArgumentException.class, () -> Subscriber.remove(name, "audit\0 of before"));
             assertFails(-17, () -> Publisher.open(name));
         } finally {
             audit.destroyForcibly().waitFor();

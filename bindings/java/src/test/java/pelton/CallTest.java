@@ -74,15 +74,7 @@ class CallTest {
     }
 
     private static Process serves(String name) throws Exception {
-        Process process = new ProcessBuilder(
-                        Path.of(System.getProperty("java.home"), "bin", "java").toString(),
-                        "--enable-native-access=ALL-UNNAMED",
-                        "-Djdk.virtualThreadScheduler.parallelism=2",
-                        "-Djdk.virtualThreadScheduler.maxPoolSize=2",
-                        "-Dpelton.library=" + System.getProperty("pelton.library"),
-                        "-cp", System.getProperty("java.class.path"), "pelton.Serves", name)
-                .redirectError(ProcessBuilder.Redirect.INHERIT)
-                .start();
+        Process process = Processes.java(Serves.class, name);
         assertEquals("listens", process.inputReader().readLine());
         return process;
     }

@@ -50,7 +50,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 
-/** Senders, receivers and listeners; with the pelton command and with processes that are killed. */
+/** Senders, receivers and listeners, also with the pelton command. */
 @Timeout(value = 120, threadMode = Timeout.ThreadMode.SEPARATE_THREAD)
 class ChannelTest {
     private static final Duration LIMIT = Duration.ofSeconds(60);
@@ -90,15 +90,6 @@ class ChannelTest {
 
     private static byte[] bytes(int number) {
         return Integer.toString(number).getBytes();
-    }
-
-    private static Process tool(Path output, String... arguments) throws Exception {
-        List<String> command = new ArrayList<>(List.of(System.getProperty("pelton.tool")));
-        command.addAll(List.of(arguments));
-        return new ProcessBuilder(command)
-                .redirectOutput(output.toFile())
-                .redirectError(ProcessBuilder.Redirect.INHERIT)
-                .start();
     }
 
     @Test
@@ -594,7 +585,7 @@ class ChannelTest {
     @Test
     void the_command_sends_and_java_receives() throws Exception {
         try (Listener listener = Listener.listen(name)) {
-            Process process = tool(directory.resolve("out"), "send", name);
+            Process process = Processes.pelton("send", name);
             try (Receiver receiver = listener.acceptReceiver()) {
                 process.getOutputStream().write("one\ntwo\nthree\n".getBytes());
                 process.getOutputStream().close();
@@ -611,7 +602,7 @@ class ChannelTest {
     @Test
     void java_sends_and_the_command_receives() throws Exception {
         Path output = directory.resolve("out");
-        Process process = tool(output, "recv", name);
+        Process process = Processes.peltonInto(output, "recv", name);
         try (Sender sender = Sender.connect(name, PATIENT)) {
             for (int i = 0; i < 1000; i++) sender.send(bytes(i));
             assertTrue(sender.waitReleased(LIMIT));
@@ -622,51 +613,6 @@ class ChannelTest {
             for (int i = 0; i < 1000; i++) assertEquals(Integer.toString(i), lines.get(i));
         } finally {
             process.destroyForcibly();
-        }
-    }
-
-    @Test
-    void a_killed_sender_is_reported_after_its_last_message() throws Exception {
-        try (Listener listener = Listener.listen(name)) {
-            Process process = new ProcessBuilder(
-                            Path.of(System.getProperty("java.home"), "bin", "java").toString(),
-                            "--enable-native-access=ALL-UNNAMED",
-                            "-Dpelton.library=" + System.getProperty("pelton.library"),
-                            "-cp", System.getProperty("java.class.path"), "pelton.Sends", name, "1000")
-                    .redirectError(ProcessBuilder.Redirect.INHERIT)
-                    .start();
-            try (Receiver receiver = listener.acceptReceiver()) {
-                assertEquals("sent", process.inputReader().readLine());
-                process.destroyForcibly().waitFor();
-                for (int i = 0; i < 1000; i++) assertArrayEquals(bytes(i), receiver.receive(LIMIT));
-                assertThrows(PeltonException.PeerDied.class, receiver::receive);
-                assertFalse(receiver.resume(Duration.ofMillis(1)));
-            } finally {
-                process.destroyForcibly();
-            }
-        }
-    }
-
-    @Test
-    void a_killed_receiver_is_reported_to_a_sender_that_waits() throws Exception {
-        for (boolean isVirtual : new boolean[] {false, true}) {
-            Thread.Builder builder = isVirtual ? Thread.ofVirtual() : Thread.ofPlatform().daemon();
-            Process process = tool(directory.resolve("out"), "recv", name);
-            CompletableFuture<Throwable> ended = new CompletableFuture<>();
-            try (Sender sender = Sender.connect(name, PATIENT)) {
-                Thread thread = builder.start(() -> {
-                    try {
-                        while (true) sender.send(new byte[10_000]);
-                    } catch (Throwable failure) {
-                        ended.complete(failure);
-                    }
-                });
-                process.destroyForcibly().waitFor();
-                assertTrue(ended.get(60, TimeUnit.SECONDS) instanceof PeltonException.PeerDied);
-                thread.join();
-            } finally {
-                process.destroyForcibly();
-            }
         }
     }
 
@@ -724,6 +670,84 @@ class ChannelTest {
             assertEquals(0, each.get(0));
             // As its documentation says.
             assertTrue(each.get(1) <= 500, () -> each.toString());
+        }
+    }
+
+    /** Bytes of the heap that are in use after a collection, and KiB of the process. */
+    private static long[] memory() throws Exception {
+        for (int i = 0; i < 3; i++) System.gc();
+        return new long[] {ManagementFactory.getMemoryMXBean().getHeapMemoryUsage().getUsed(), residentKib()};
+    }
+
+    @FunctionalInterface
+    private interface Receiving {
+        /** Receives up to so many messages of 256 bytes. Returns their number. */
+        int receive(int countMax) throws Exception;
+    }
+
+    private static void receiveByEach(List<Receiving> ways, int count) throws Exception {
+        for (Receiving way : ways) for (int left = count; left > 0; ) left -= way.receive(left);
+    }
+
+    @Test
+    void a_million_copies_held_messages_and_batches_leave_memory_flat() throws Exception {
+        int warm = 20_000, count = 250_000;
+        ByteBuffer buffer = ByteBuffer.allocateDirect(256);
+        try (ThreadChannel channel = ThreadChannel.create(Options.DEFAULTS.withCapacity(1 << 20))) {
+            Receiver receiver = channel.receiver();
+            List<Receiving> ways = List.of(
+                    countMax -> receiver.receive().length / 256,
+                    countMax -> {
+                        receiver.receive(buffer.clear());
+                        return buffer.position() / 256;
+                    },
+                    countMax -> {
+                        try (HeldMessage held = receiver.receiveHeld()) {
+                            return (int) held.segment().byteSize() / 256;
+                        }
+                    },
+                    countMax -> receiver.receiveMany(Math.min(countMax, 32)).size());
+            Future<Object> sent = started(() -> {
+                byte[] message = new byte[256];
+                List<byte[]> ten = Collections.nCopies(10, message);
+                for (int i = 0; i < ways.size() * (warm + count); i += 20) {
+                    for (int one = 0; one < 10; one++) channel.sender().send(message);
+                    channel.sender().sendAll(ten);
+                }
+                return null;
+            });
+            receiveByEach(ways, warm);
+            long[] before = memory();
+            receiveByEach(ways, count);
+            long[] after = memory();
+            sent.get();
+            assertNull(receiver.tryReceive());
+            assertTrue(after[0] - before[0] < 1 << 20, () -> "heap " + before[0] + ", " + after[0]);
+            assertTrue(after[1] - before[1] < 8 << 10, () -> "process " + before[1] + ", " + after[1] + " KiB");
+        }
+    }
+
+    @Test
+    void info_has_sizes_peer_and_counters() throws Exception {
+        try (Pair pair = pair(Options.DEFAULTS.withCapacity(1 << 20))) {
+            for (int i = 0; i < 3; i++) pair.sender.send(new byte[100]);
+            pair.receiver.receive();
+            Info sender = pair.sender.info(), receiver = pair.receiver.info();
+            Info.Peer self = new Info.Peer((int) ProcessHandle.current().pid(), sender.peer().uid());
+            for (Info info : List.of(sender, receiver)) {
+                assertEquals(1 << 20, info.capacity());
+                assertEquals(self, info.peer());
+                byte[] tooLarge = new byte[(int) info.messageBytesMax() + 1];
+                assertThrows(PeltonException.TooLarge.class, () -> pair.sender.send(tooLarge));
+            }
+            assertEquals(List.of(2L, 3L, 300L), List.of(sender.unreleased(), sender.messages(), sender.bytes()));
+            assertEquals(List.of(0L, 1L, 100L), List.of(receiver.unreleased(), receiver.messages(), receiver.bytes()));
+            long waits = receiver.waits();
+            for (int i = 0; i < 2; i++) pair.receiver.receive();
+            assertFalse(pair.receiver.receive(message -> {}, Duration.ofMillis(1)));
+            assertTrue(pair.receiver.info().waits() > waits);
+            pair.sender.close();
+            assertThrows(IllegalStateException.class, pair.sender::info);
         }
     }
 
