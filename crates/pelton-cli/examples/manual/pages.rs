@@ -22,7 +22,9 @@ pub fn write(mut command: Command, prefix: &Path, date: &str) -> io::Result<()> 
     fs::create_dir_all(&pages)?;
     command = command.disable_help_subcommand(true);
     command.build();
-    for command in std::iter::once(&command).chain(command.get_subcommands()) {
+    // A command that has no help of its own is another program. The page is that one's.
+    let own = command.get_subcommands().filter(|command| !command.is_disable_help_flag_set());
+    for command in std::iter::once(&command).chain(own) {
         write_page(command, date, &pages)?;
     }
     Ok(())
