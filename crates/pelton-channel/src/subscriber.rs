@@ -164,7 +164,7 @@ impl Subscriber {
     }
 
     /// The message that `find` has found.
-    fn delivery(&mut self) -> Delivery<'_> {
+    pub(crate) fn delivery(&mut self) -> Delivery<'_> {
         let record = self.found.take();
         debug_assert!(record.is_some() != self.is_copied);
         let missed = std::mem::take(&mut self.missed_now);
@@ -174,13 +174,21 @@ impl Subscriber {
     /// Whether there is a message; waits for it until `deadline`.
     #[inline]
     fn find(&mut self, deadline: Deadline) -> Result<bool> {
-        if !self.endpoint.owner.is_current() {
-            return Err(self.not_usable());
-        }
-        if self.poll()? {
+        if self.poll_if_usable()? {
             return Ok(true);
         }
         self.find_slow(deadline)
+    }
+
+    /// Whether there is a message, after the check that this handle may be used.
+    #[inline]
+    pub(crate) fn poll_if_usable(&mut self) -> Result<bool> {
+        if self.endpoint.owner.is_current() { self.poll() } else { Err(self.not_usable()) }
+    }
+
+    /// Whether the last poll has found a message.
+    pub(crate) fn has_found(&self) -> bool {
+        self.found.is_some() || self.is_copied
     }
 
     #[cold]
@@ -209,7 +217,7 @@ impl Subscriber {
         }
         while wait::wait(self, until)? {
             // Otherwise it did not sleep because it was overtaken.
-            if self.found.is_some() || self.is_copied {
+            if self.has_found() {
                 return Ok(true);
             }
         }
@@ -351,19 +359,25 @@ impl Subscriber {
     }
 
     /// Gives back the space of what was received, and rings a publisher that waits for it.
-    #[inline]
+    #[inline(always)]
     fn release(&mut self) {
         if self.parts.lane.release() == Wake::Ring {
-            let lane = &self.parts.lane;
-            self.parts.link.wake_peer(|processor, at| lane.note_ring(processor, at));
+            self.ring();
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn ring(&self) {
+        let lane = &self.parts.lane;
+        self.parts.link.wake_peer(|processor, at| lane.note_ring(processor, at));
     }
 }
 
 impl Polled for Subscriber {
     #[inline]
     fn poll(&mut self) -> Result<bool> {
-        if self.found.is_some() || self.is_copied {
+        if self.has_found() {
             return Ok(true);
         }
         let found = if self.parts.lane.policy().reads_in_place() {
@@ -547,6 +561,18 @@ impl Delivery<'_> {
     pub fn number(&self) -> u64 {
         self.subscriber.next_number()
     }
+
+    #[cold]
+    #[inline(never)]
+    fn drop_copy(&mut self) {
+        if self.subscriber.endpoint.owner.is_forked() {
+            return;
+        }
+        self.subscriber.is_copied = false;
+        if self.subscriber.path.is_some() {
+            self.subscriber.release();
+        }
+    }
 }
 
 impl Deref for Delivery<'_> {
@@ -564,23 +590,16 @@ impl Deref for Delivery<'_> {
 }
 
 impl Drop for Delivery<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         // A child that inherited it releases nothing of its parent's.
-        if self.subscriber.endpoint.owner.is_forked() {
-            return;
-        }
-        match &self.record {
-            Some(record) => {
-                self.subscriber.parts.lane.take(record);
-                self.subscriber.release();
-            }
-            None => {
-                self.subscriber.is_copied = false;
-                if self.subscriber.path.is_some() {
-                    self.subscriber.release();
-                }
-            }
+        if let Some(record) = &self.record
+            && !self.subscriber.endpoint.owner.is_forked()
+        {
+            self.subscriber.parts.lane.take(record);
+            self.subscriber.release();
+        } else {
+            self.drop_copy();
         }
     }
 }

@@ -209,8 +209,8 @@ pub use pelton_call::{
 pub use pelton_channel::{
     Armed, Batch, BatchReservation, CallFailure, ConnectDeadline, Counters, Deadline, Delivery, Departure, Error,
     Event, Held, LaneId, Listener, Member, Message, Messages, Opening, Options, Peer, Policy, Publisher, Receiver,
-    Reservation, Result, Resuming, Sender, Senders, Sent, StartFrom, Subscriber, SubscriberState, Traceparent, Wait,
-    inspect, observe, options,
+    Reservation, Result, Resuming, Sender, Senders, Sent, StartFrom, Subscriber, SubscriberEvent, SubscriberSet,
+    SubscriberState, Traceparent, Wait, inspect, observe, options,
 };
 #[cfg(feature = "flush")]
 #[cfg_attr(docsrs, doc(cfg(feature = "flush")))]

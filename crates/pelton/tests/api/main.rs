@@ -9,6 +9,7 @@ mod async_service;
 mod broadcast;
 mod broadcast_hostile;
 mod broadcast_path;
+mod broadcast_set;
 mod call;
 #[cfg(feature = "postcard")]
 mod encoded;

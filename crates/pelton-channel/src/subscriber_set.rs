@@ -1,0 +1,350 @@
+//! A topic of many publishers: subscribers for which one thread waits at the same time.
+
+use crate::doorbells::Doorbells;
+use crate::error::{Error, Result};
+use crate::subscriber::{Delivery, Subscriber};
+use crate::wait::{self, Armed, Deadline, Polled, Side, Spin, Wait};
+use pelton_lane::LastRing;
+use pelton_os::{Event, Ready};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::time::Instant;
+
+/// How many messages a subscriber delivers before the next one has its turn.
+const QUANTUM: u32 = 64;
+
+/// Subscribers of many publishers, for which one thread waits: many senders and many receivers. `Send`, not `Sync`.
+///
+/// Each message arrives once and in order from its publisher; between publishers there is no order. Those that have
+/// messages take turns, with 64 messages each. A publisher that leaves takes its subscriber out of the set, which may
+/// [`Subscriber::resume_until`] and be added again. Publishers, policies and sizes may differ.
+///
+/// ```
+/// # fn main() -> pelton::Result<()> {
+/// use pelton::{Options, SubscriberEvent, SubscriberSet, Wait};
+/// let mut publishers = [Options::new().publisher()?, Options::new().publisher()?];
+/// let mut topic = SubscriberSet::new(Wait::Block)?;
+/// for publisher in &mut publishers {
+///     topic.add(publisher.subscriber(&Options::new())?)?;
+/// }
+/// for (number, mut publisher) in publishers.into_iter().enumerate() {
+///     publisher.send(format!("from {number}").as_bytes())?;
+/// }
+/// let mut received = Vec::new();
+/// while let Some(event) = topic.receive()? {
+///     match event {
+///         SubscriberEvent::Message { key, message } => received.push((key, message.to_vec())),
+///         // The publisher was dropped.
+///         SubscriberEvent::Left { error, .. } => assert!(matches!(error, pelton::Error::Closed { .. })),
+///     }
+/// }
+/// assert_eq!(received, [(0, b"from 0".to_vec()), (1, b"from 1".to_vec())]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct SubscriberSet {
+    /// By their keys.
+    members: Vec<Option<Box<Subscriber>>>,
+    /// Only its epoll is used, which polls the members' descriptors.
+    doorbells: Doorbells,
+    spin: Spin,
+    /// The member whose turn it is, and how many messages are left of it.
+    turn: usize,
+    left: u32,
+    /// What the next call returns.
+    found: Option<Found>,
+}
+
+#[derive(Debug)]
+enum Found {
+    /// This member has a message.
+    Message(usize),
+    Left(usize, Error),
+}
+
+/// What [`SubscriberSet::receive`] returns.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum SubscriberEvent<'a> {
+    /// A message, of the publisher of the subscriber with this key.
+    Message {
+        /// As [`SubscriberSet::add`] returned it.
+        key: usize,
+        /// The message.
+        message: Delivery<'a>,
+    },
+    /// A publisher has left, and all its messages were received; or its subscriber cannot be used any more. It is not in
+    /// the set any more.
+    Left {
+        /// As [`SubscriberSet::add`] returned it. From now on another subscriber may get it.
+        key: usize,
+        /// The subscriber, which may wait for the publisher's successor.
+        subscriber: Box<Subscriber>,
+        /// As [`Subscriber::receive`] would return it.
+        error: Error,
+    },
+}
+
+impl SubscriberSet {
+    /// A set without subscribers. Does not wait. It waits in this way, whatever the subscribers' own options say.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn new(wait: Wait) -> Result<SubscriberSet> {
+        let (doorbells, spin) = (Doorbells::new()?, Spin::new(wait, None));
+        Ok(SubscriberSet { members: Vec::new(), doorbells, spin, turn: 0, left: QUANTUM, found: None })
+    }
+
+    /// Adds a subscriber, and returns its key: the smallest number that no other one has. Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::System`]; the subscriber is dropped then.
+    pub fn add(&mut self, subscriber: Subscriber) -> Result<usize> {
+        let free = self.members.iter().position(Option::is_none);
+        let key = free.unwrap_or(self.members.len());
+        let watched = self.doorbells.watch_connecting(subscriber.as_fd(), key as u32);
+        watched.map_err(Error::system("polling a subscriber"))?;
+        let subscriber = Some(Box::new(subscriber));
+        match free {
+            Some(key) => self.members[key] = subscriber,
+            None => self.members.push(subscriber),
+        }
+        // An event loop that waits has to arm it too.
+        self.doorbells.local_wake().ring();
+        Ok(key)
+    }
+
+    /// Removes a subscriber, which keeps its place. `None`: there is none with this key.
+    pub fn remove(&mut self, key: usize) -> Option<Subscriber> {
+        Some(*self.take_member(key)?)
+    }
+
+    fn take_member(&mut self, key: usize) -> Option<Box<Subscriber>> {
+        let subscriber = self.members.get_mut(key)?.take()?;
+        if matches!(self.found, Some(Found::Message(found) | Found::Left(found, _)) if found == key) {
+            self.found = None;
+        }
+        self.doorbells.forget(subscriber.as_fd());
+        Some(subscriber)
+    }
+
+    /// The subscriber with this key, for its counters.
+    pub fn get(&self, key: usize) -> Option<&Subscriber> {
+        self.members.get(key)?.as_deref()
+    }
+
+    /// How many subscribers it has.
+    pub fn len(&self) -> usize {
+        self.members.iter().flatten().count()
+    }
+
+    /// Whether it has no subscribers: then every call returns `None` without a wait.
+    pub fn is_empty(&self) -> bool {
+        self.members.iter().all(Option::is_none)
+    }
+
+    /// The next message, or the end of a publisher, if there is one now. Never waits.
+    ///
+    /// # Errors
+    /// [`Error::Forked`]; [`Error::System`]. What happens to one subscriber is no error, but [`SubscriberEvent::Left`].
+    pub fn try_receive(&mut self) -> Result<Option<SubscriberEvent<'_>>> {
+        self.receive_until(Deadline::Now)
+    }
+
+    /// The next message, or the end of a publisher. Waits for it without a limit; `None`: the set is empty.
+    ///
+    /// # Errors
+    /// As [`SubscriberSet::try_receive`].
+    pub fn receive(&mut self) -> Result<Option<SubscriberEvent<'_>>> {
+        self.receive_until(Deadline::Never)
+    }
+
+    /// As [`SubscriberSet::receive`], until `deadline`; `None` also when it passes.
+    ///
+    /// # Errors
+    /// As [`SubscriberSet::try_receive`].
+    pub fn receive_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<SubscriberEvent<'_>>> {
+        let is_found = self.poll()? || self.find_slow(deadline.into())?;
+        Ok(if is_found { self.take_found() } else { None })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn find_slow(&mut self, deadline: Deadline) -> Result<bool> {
+        if self.is_empty() {
+            return Ok(false);
+        }
+        // As in `Subscriber`: a deadline that has passed is no wait.
+        let until = deadline.until().filter(|until| until.is_none_or(|until| Instant::now() < until));
+        let Some(until) = until else { return self.each(Subscriber::has_message) };
+        self.members.iter().flatten().for_each(|member| member.parts.lane.count_wait());
+        // False: the deadline, or one was faster than a member's copies.
+        while wait::wait(self, until)? {
+            if self.poll()? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn take_found(&mut self) -> Option<SubscriberEvent<'_>> {
+        match self.found.take()? {
+            Found::Message(key) => {
+                self.left -= 1;
+                if self.left == 0 {
+                    self.pass_turn();
+                }
+                let message = self.members[key].as_mut()?.delivery();
+                Some(SubscriberEvent::Message { key, message })
+            }
+            Found::Left(key, error) => {
+                let subscriber = self.take_member(key)?;
+                Some(SubscriberEvent::Left { key, subscriber, error })
+            }
+        }
+    }
+
+    fn pass_turn(&mut self) {
+        self.turn = (self.turn + 1) % self.members.len().max(1);
+        self.left = QUANTUM;
+    }
+
+    /// Asks each member, from the one whose turn it is, until one says yes, or has left. Returns whether one has.
+    fn each(&mut self, mut ask: impl FnMut(&mut Subscriber) -> Result<bool>) -> Result<bool> {
+        if self.found.is_some() {
+            return Ok(true);
+        }
+        for _ in 0..self.members.len() {
+            if let Some(member) = &mut self.members[self.turn] {
+                match ask(member) {
+                    Ok(false) => {}
+                    Ok(true) => {
+                        // Not if its publisher was faster than its copies.
+                        self.found = member.has_found().then_some(Found::Message(self.turn));
+                        return Ok(true);
+                    }
+                    Err(Error::Forked) => return Err(Error::Forked),
+                    Err(error) => {
+                        self.found = Some(Found::Left(self.turn, error));
+                        return Ok(true);
+                    }
+                }
+            }
+            self.pass_turn();
+        }
+        Ok(false)
+    }
+
+    /// Makes the descriptor readable when there is a message, or a publisher leaves. Does not wait. As
+    /// [`Subscriber::arm`]; an empty set waits for [`SubscriberSet::add`].
+    ///
+    /// # Errors
+    /// As [`SubscriberSet::try_receive`].
+    pub fn arm(&mut self) -> Result<Armed> {
+        self.doorbells.drain()?;
+        let is_ready = self.each(|member| Ok(!member.arm()?.is_waiting()))?;
+        if is_ready {
+            self.disarm();
+            // A member that has left does not keep its descriptor readable.
+            self.doorbells.local_wake().ring();
+        }
+        Ok(Armed::waiting_if(!is_ready))
+    }
+
+    /// Undoes [`SubscriberSet::arm`].
+    pub fn disarm(&mut self) {
+        self.members.iter_mut().flatten().for_each(|member| member.disarm());
+    }
+}
+
+impl Polled for SubscriberSet {
+    #[inline]
+    fn poll(&mut self) -> Result<bool> {
+        self.each(Subscriber::poll_if_usable)
+    }
+
+    fn may_be_ready(&self) -> bool {
+        self.members.iter().flatten().any(|member| member.may_be_ready())
+    }
+
+    fn spin(&mut self) -> &mut Spin {
+        &mut self.spin
+    }
+
+    /// The newest of all.
+    fn last_ring(&self) -> Option<LastRing> {
+        self.members.iter().flatten().filter_map(|member| member.last_ring()).max_by_key(|ring| ring.at_ns)
+    }
+}
+
+impl Side for SubscriberSet {
+    fn arm(&mut self) -> Result<bool> {
+        let is_ready = self.each(|member| Ok(!Side::arm(member)?))?;
+        if is_ready {
+            self.disarm();
+        }
+        Ok(!is_ready)
+    }
+
+    fn disarm(&mut self) {
+        SubscriberSet::disarm(self);
+    }
+
+    fn end(&mut self) -> Result<bool> {
+        self.each(Side::end)
+    }
+
+    fn needs_timed_wait(&self) -> bool {
+        self.members.iter().flatten().any(|member| member.needs_timed_wait())
+    }
+
+    fn sleep(&mut self, deadline: Option<Instant>) -> Result<Ready> {
+        self.doorbells.sleep(deadline)
+    }
+
+    fn rung(&mut self, _alone: bool) -> Result<bool> {
+        self.doorbells.drain()?;
+        let mut events = Vec::new();
+        self.doorbells.take_events(&mut events)?;
+        for event in events {
+            let Event::Connecting(key) = event else { continue };
+            let Some(member) = &mut self.members[key as usize] else { continue };
+            let ended = member
+                .endpoint
+                .doorbells
+                .drain()
+                .and_then(|is_gone| Ok(member.rung(true)? || is_gone && Side::end(member.as_mut())?));
+            match ended {
+                // The message is found by a poll, in turn.
+                Ok(_) => {}
+                Err(Error::Forked) => return Err(Error::Forked),
+                Err(error) => self.found = self.found.take().or(Some(Found::Left(key as usize, error))),
+            }
+        }
+        self.poll()
+    }
+
+    fn is_peer_known_gone(&mut self) -> Result<bool> {
+        for member in self.members.iter_mut().flatten() {
+            // An error is that member's end, which `end` finds.
+            if member.is_peer_known_gone().unwrap_or(true) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl AsFd for SubscriberSet {
+    /// The descriptor for an event loop: see [`SubscriberSet::arm`].
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.doorbells.as_fd()
+    }
+}
+
+impl AsRawFd for SubscriberSet {
+    /// As [`AsFd`], for runtimes that need the number.
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}

@@ -1,0 +1,214 @@
+//! Many publishers for one thread, which waits for all of them.
+
+use crate::support::*;
+use pelton::{Deadline, Error, Options, Policy, Publisher, Sent, SubscriberEvent, SubscriberSet, Wait};
+use std::os::fd::AsFd;
+
+fn message(publisher: u64, number: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&publisher.to_le_bytes());
+    bytes[8..].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+fn send(publisher: &mut Publisher, of: u64, numbers: std::ops::RangeInclusive<u64>) {
+    for number in numbers {
+        assert_eq!(publisher.send_until(&message(of, number), deadline()).unwrap(), Sent::Sent);
+    }
+}
+
+/// What a set has delivered: the next event, with the message's publisher and number, or why its publisher left.
+fn next(set: &mut SubscriberSet) -> Option<(usize, Result<(u64, u64), Error>)> {
+    Some(match set.receive_until(deadline()).unwrap()? {
+        SubscriberEvent::Message { key, message } => {
+            let words: Vec<_> = message.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+            assert_eq!(message.number(), words[1]);
+            (key, Ok((words[0], words[1])))
+        }
+        SubscriberEvent::Left { key, error, .. } => (key, Err(error)),
+        other => panic!("{other:?}"),
+    })
+}
+
+#[test]
+fn child() {
+    let Some(role) = Role::of_this_process() else { return };
+    let of = role.number("of").unwrap();
+    let mut publisher = Options::new().capacity(1 << 16).publish_at(role.get("name")).unwrap();
+    publisher.wait_subscribers_until(1, deadline()).unwrap();
+    send(&mut publisher, of, 1..=role.number("count").unwrap());
+    report("sent");
+    read_line_from_parent();
+}
+
+fn publisher(name: &str, of: u64, count: u64) -> Child {
+    Child::start(Role::new(child, "publisher").with("name", name).with("of", of).with("count", count))
+}
+
+/// Some sleep often, some are behind all the time.
+#[test]
+fn each_message_of_many_publishers_arrives_once_and_in_order() {
+    const COUNT: u64 = 20_000;
+    for wait in [Wait::Block, Wait::Spin] {
+        let mut publishers: Vec<_> = (0..4).map(|_| Options::new().capacity(1 << 16).publisher().unwrap()).collect();
+        let mut set = SubscriberSet::new(wait).unwrap();
+        for (index, publisher) in publishers.iter_mut().enumerate() {
+            assert_eq!(set.add(publisher.subscriber(&Options::new()).unwrap()).unwrap(), index);
+        }
+        std::thread::scope(|scope| {
+            for (of, mut publisher) in publishers.into_iter().enumerate() {
+                scope.spawn(move || {
+                    for number in 1..=COUNT {
+                        send(&mut publisher, of as u64, number..=number);
+                        if of == 3 && number % 1000 == 0 {
+                            assert!(publisher.wait_released_until(deadline()).unwrap());
+                            std::thread::sleep(std::time::Duration::from_micros(200));
+                        }
+                    }
+                });
+            }
+            let mut numbers = [0; 4];
+            let mut ended = 0;
+            while !set.is_empty() {
+                match next(&mut set).expect("there is a message") {
+                    (key, Ok((of, number))) => {
+                        assert_eq!((of, number), (key as u64, numbers[key] + 1));
+                        numbers[key] = number;
+                    }
+                    (key, Err(error)) => {
+                        assert!(matches!(error, Error::Closed { unreleased: 0 }), "{error}");
+                        assert_eq!(numbers[key], COUNT);
+                        ended += 1;
+                    }
+                }
+            }
+            assert_eq!(ended, 4);
+            assert!(set.receive().unwrap().is_none(), "an empty set does not wait");
+        });
+    }
+}
+
+#[test]
+fn a_killed_publisher_leaves_the_set_and_its_subscriber_continues_with_a_successor() {
+    let directories = [0, 1].map(|_| TestDir::new("publishers die and others take their places"));
+    let names = directories.each_ref().map(TestDir::name);
+    for wait in [Wait::Block, Wait::Spin] {
+        let mut publishing = [publisher(&names[0], 10, 100), publisher(&names[1], 20, 100)];
+        let mut set = SubscriberSet::new(wait).unwrap();
+        for name in &names {
+            set.add(Options::new().connect_deadline(deadline()).connect_subscriber(name).unwrap()).unwrap();
+        }
+        let mut numbers = [0; 2];
+        for _ in 0..200 {
+            let (key, found) = next(&mut set).unwrap();
+            numbers[key] += 1;
+            assert_eq!(found.unwrap(), (10 * (key as u64 + 1), numbers[key]));
+        }
+        publishing.iter().for_each(|child| child.expect("sent"));
+        assert!(set.try_receive().unwrap().is_none());
+        // It is asleep, or spins, when its publisher dies.
+        let [first, second] = publishing;
+        let mut left = std::thread::scope(|scope| {
+            let left = scope.spawn(|| match set.receive_until(deadline()).unwrap() {
+                Some(SubscriberEvent::Left { key: 0, subscriber, error: Error::PeerDied { unreleased: 0 } }) => {
+                    subscriber
+                }
+                other => panic!("{other:?}"),
+            });
+            first.kill();
+            left.join().unwrap()
+        });
+        assert_eq!(set.len(), 1);
+        assert!(set.get(0).is_none() && set.get(1).is_some());
+        publishing = [publisher(&names[0], 30, 50), second];
+        assert!(left.resume_until(deadline()).unwrap());
+        assert_eq!(set.add(*left).unwrap(), 0, "the key is free again");
+        for number in 1..=50 {
+            assert_eq!(next(&mut set).unwrap().1.unwrap(), (30, number));
+        }
+        drop(publishing);
+        let mut gone = [next(&mut set), next(&mut set)].map(|event| event.unwrap().0);
+        gone.sort();
+        assert_eq!(gone, [0, 1]);
+        assert!(next(&mut set).is_none());
+    }
+}
+
+#[test]
+fn those_with_messages_take_turns() {
+    let mut publishers = [0, 1].map(|_| Options::new().publisher().unwrap());
+    let mut set = SubscriberSet::new(Wait::Block).unwrap();
+    for (of, publisher) in publishers.iter_mut().enumerate() {
+        set.add(publisher.subscriber(&Options::new()).unwrap()).unwrap();
+        send(publisher, of as u64, 1..=200);
+    }
+    let keys: Vec<_> = (0..200).map(|_| next(&mut set).unwrap().0).collect();
+    let turns: Vec<_> = keys.chunk_by(|a, b| a == b).map(|turn| (turn[0], turn.len())).collect();
+    assert_eq!(turns, [(0, 64), (1, 64), (0, 64), (1, 8)]);
+}
+
+#[test]
+fn a_member_may_lag_and_is_removed_with_its_place() {
+    let mut publishers = [0, 1].map(|_| Options::new().capacity(1 << 16).publisher().unwrap());
+    let mut set = SubscriberSet::new(Wait::Block).unwrap();
+    let lag = publishers[0].subscriber(&Options::new().policy(Policy::Lag)).unwrap();
+    let gate = publishers[1].subscriber(&Options::new()).unwrap();
+    let (lag, gate) = (set.add(lag).unwrap(), set.add(gate).unwrap());
+    send(&mut publishers[0], 0, 1..=100_000);
+    send(&mut publishers[1], 1, 1..=10);
+    let (mut received, mut missed) = (0, 0);
+    while received + missed < 100_000 {
+        match set.try_receive().unwrap().expect("there is a message") {
+            SubscriberEvent::Message { key, message } if key == lag => {
+                (received, missed) = (received + 1, missed + message.missed());
+                assert_eq!(message.number(), received + missed);
+            }
+            SubscriberEvent::Message { message, .. } => assert_eq!(message.missed(), 0),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(received > 0 && missed == set.get(lag).unwrap().missed(), "{received}, {missed}");
+    send(&mut publishers[1], 1, 11..=12);
+    // Also one whose message is found already.
+    assert!(set.arm().unwrap() == pelton::Armed::Ready);
+    let mut gate = set.remove(gate).unwrap();
+    assert_eq!(gate.try_receive().unwrap().unwrap().number(), 11);
+    assert!(set.try_receive().unwrap().is_none());
+    assert!(set.remove(7).is_none());
+}
+
+#[test]
+fn its_descriptor_reports_messages_new_members_and_ends() {
+    let mut publishers = [0, 1].map(|_| Options::new().capacity(1 << 16).publisher().unwrap());
+    let mut set = SubscriberSet::new(Wait::Block).unwrap();
+    let arm = |set: &mut SubscriberSet| {
+        while !set.arm().unwrap().is_waiting() {
+            assert!(set.try_receive().unwrap().is_none());
+        }
+        assert!(!is_readable(set.as_fd()));
+    };
+    arm(&mut set);
+    for (key, publisher) in publishers.iter_mut().enumerate() {
+        set.add(publisher.subscriber(&Options::new()).unwrap()).unwrap();
+        readable(set.as_fd());
+        arm(&mut set);
+        send(publisher, 0, 1..=1);
+        readable(set.as_fd());
+        set.disarm();
+        assert_eq!(next(&mut set).unwrap().0, key);
+        assert!(set.try_receive().unwrap().is_none());
+    }
+    arm(&mut set);
+    let [first, mut second] = publishers;
+    drop(first);
+    readable(set.as_fd());
+    assert!(!set.arm().unwrap().is_waiting());
+    readable(set.as_fd());
+    assert!(matches!(next(&mut set), Some((0, Err(Error::Closed { .. })))));
+    arm(&mut set);
+    send(&mut second, 0, 2..=2);
+    readable(set.as_fd());
+    set.disarm();
+    assert_eq!(next(&mut set).unwrap().1.unwrap(), (0, 2));
+    assert!(set.receive_until(Deadline::Now).unwrap().is_none());
+}
