@@ -73,8 +73,8 @@ pub enum SubscriberEvent<'a> {
         /// The message.
         message: Delivery<'a>,
     },
-    /// A publisher has left, and all its messages were received; or its subscriber cannot be used any more. It is not in
-    /// the set any more.
+    /// A publisher has left, and all its messages were received; or its subscriber cannot be used any more. The set has
+    /// it no more.
     Left {
         /// As [`SubscriberSet::add`] returned it. From now on another subscriber may get it.
         key: usize,

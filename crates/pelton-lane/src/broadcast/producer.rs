@@ -15,7 +15,8 @@ use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 
 /// Waypoints are at least this many bytes apart, or a 256th of the capacity if that is less. So the producer gives up
-/// at most this much too little, and a full lane of 64 MiB has 1,024 of them. At 16 KiB a message of 256 B took 8 % longer.
+/// at most this much too little, and a full lane of 64 MiB has 1,024 of them. At 16 KiB, messages of 256 B were
+/// slower by some 8 %.
 const WAYPOINT_BYTES: u64 = 64 * 1024;
 
 /// The distance of waypoints in a lane of this capacity.
