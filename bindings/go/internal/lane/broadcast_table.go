@@ -212,7 +212,7 @@ func (p *BroadcastProducer) discover() {
 	}
 }
 
-// hasRejoined reports whether the consumer of a slot has left, or another one has joined there, since the last discover.
+// hasRejoined reports whether a slot's consumer has left, or another one has joined there, since the last discover.
 func (p *BroadcastProducer) hasRejoined(slot uint32) bool {
 	return p.table != nil && load64(p.table, entryAt(slot)) != p.tableJoins[slot]
 }
