@@ -2,9 +2,11 @@ package pelton
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"strings"
 	"syscall"
 	"testing"
@@ -369,4 +371,106 @@ func TestSubscribersKilledAtAnyMomentAffectNoOther(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
+}
+
+// isNumbered reports whether a message is that of its number, as children publish them.
+func isNumbered(delivery Delivery) bool {
+	return len(delivery.Bytes) == int(delivery.Number%500) && isPayload(delivery.Bytes, int(delivery.Number))
+}
+
+// Publishers, Go's and Rust's in turn, and durable subscribers are killed at any moment. One subscriber stays.
+func TestABroadcastInADirectorySurvivesKillsOfAllSides(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	random := rand.New(rand.NewPCG(1, 1))
+	must(CreatePublisher(ctx, path, &Options{Capacity: 1 << 16})).Close()
+	survivor := must(OpenSubscriber(ctx, path, nil))
+	defer survivor.Close()
+	received := uint64(0)
+	// receives takes messages until a number, or, for 0, the publisher's death.
+	receives := func(until uint64) {
+		t.Helper()
+		for until == 0 || received < until {
+			delivery, err := survivor.Receive(ctx)
+			if until == 0 && errors.Is(err, ErrPeerDied) {
+				return
+			}
+			if err != nil || delivery.Number != received+1 || delivery.Missed != 0 || !isNumbered(delivery) {
+				t.Fatalf("message %d after %d: %v", delivery.Number, received, err)
+			}
+			received++
+		}
+	}
+	// follows checks a message of a follower against the last one before it, which may come again, or be missed, if it was
+	// not released.
+	follows := func(policy string, number, missed, last uint64) {
+		t.Helper()
+		if first := number - missed; last != 0 && first != last && first != last+1 || policy == "gate" && missed != 0 {
+			t.Fatalf("%s: message %d, %d missed before it, after %d", policy, number, missed, last)
+		}
+	}
+	policies := []string{"gate", "lag"}
+	followers, last := make([]*process, 2), make([]uint64, 2)
+	for round := range 2 * rounds(t) {
+		for i, policy := range policies {
+			followers[i] = child(t, "path-follow", path, policy, policy)
+		}
+		var publishes *process
+		if first := received + 1; round%2 == 0 {
+			publishes = child(t, "path-publish", path)
+		} else {
+			publishes = tool(t, "pub", "--frame", "len32", "path:"+path)
+			go func() {
+				for n, err := int(first), error(nil); err == nil; n++ {
+					frame := binary.LittleEndian.AppendUint32(nil, uint32(n%500))
+					_, err = publishes.input.Write(append(frame, payload(n, n%500)...))
+				}
+			}()
+		}
+		if round > 0 {
+			if err := survivor.Resume(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		receives(received + 1 + random.Uint64N(300))
+		killed := append([]*process{publishes}, followers...)
+		for i := range killed {
+			j := i + random.IntN(len(killed)-i)
+			killed[i], killed[j] = killed[j], killed[i]
+			_ = killed[i].Process.Kill()
+			time.Sleep(time.Duration(random.IntN(2000)) * time.Microsecond)
+		}
+		receives(0)
+		for i, follower := range followers {
+			// What it printed, it has received, and perhaps not released.
+			for {
+				var number, missed uint64
+				if n, _ := fmt.Fscanln(follower.output, &number, &missed); n != 2 {
+					break
+				}
+				follows(policies[i], number, missed, last[i])
+				last[i] = number
+			}
+			_ = follower.end()
+		}
+		_ = publishes.end()
+	}
+	// The last of each follower takes the rest.
+	publisher := must(CreatePublisher(ctx, path, nil))
+	defer publisher.Close()
+	for i, policy := range policies {
+		o := &Options{Durable: policy}
+		if policy == "lag" {
+			o.Policy = Lag
+		}
+		subscriber := must(OpenSubscriber(ctx, path, o))
+		defer subscriber.Close()
+		for number := last[i]; number < received; {
+			delivery := must(subscriber.Receive(ctx))
+			follows(policy, delivery.Number, delivery.Missed, number)
+			number = delivery.Number
+		}
+	}
+	if next := publisher.lane.Number(); next != received+1 || received == 0 {
+		t.Fatalf("%d is next after %d", next, received)
+	}
 }

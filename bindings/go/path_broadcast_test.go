@@ -303,7 +303,7 @@ func TestHostileBytesInTheFilesOfABroadcastEndInErrors(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	for range 30 * rounds(t) {
+	for range 8 * rounds(t) {
 		publisher := must(CreatePublisher(ctx, path, &Options{Capacity: 1 << 16, MessageBytesMax: 2000}))
 		var all []*Subscriber
 		for _, o := range []*Options{{}, {Durable: "a"}, {Policy: Lag, Slack: 4096}, {Policy: Latest},

@@ -32,7 +32,8 @@ const SubscribersMax = lane.CursorsMax
 // One goroutine at a time uses it; any may call NewSubscriber and Close at any time. Subscribers join and leave also
 // while no goroutine is in a call.
 //
-// The subscribers of a [CreatePublisher] join by themselves, and the publisher counts each from its next message on.
+// In a directory, subscribers join by themselves, and the publisher finds each within its next call: see
+// [CreatePublisher].
 type Publisher struct {
 	guard    wait.Guard
 	lane     *lane.BroadcastProducer
@@ -517,7 +518,8 @@ func (p *Publisher) fill(space, message []byte) {
 	}
 }
 
-// WaitSubscribers waits until the publisher has at least this number of subscribers. Errors: the context's.
+// WaitSubscribers waits until the publisher has at least this number of subscribers. A durable subscription counts also
+// while no process uses it. Errors: the context's.
 func (p *Publisher) WaitSubscribers(ctx context.Context, count int) error {
 	if err := p.guard.Enter(); err != nil {
 		return err
@@ -596,10 +598,7 @@ func (w *publishWait) Arm() (bool, error) {
 		// The end of one that has joined by itself, and that this side has not met, would wake nobody.
 		if now, ok := p.lane.Holder(); ok && p.subscription(now.Join) == nil {
 			p.lane.Disarm()
-			if err := p.attend(); err != nil {
-				return false, err
-			}
-			continue
+			return false, p.attend()
 		}
 		// The poll ends the sleep when it lets the holder lag, or removes one, and may have loaded that another one is
 		// the slowest by now: the next slowest would not ring.

@@ -96,6 +96,8 @@ func (d *Directory) OpenPublisher(ctx context.Context, isPatient bool) (*Publica
 	}
 	h.Keep()
 	h.directory = nil
+	p.Page.ForgetDescriptor()
+	p.Table.ForgetDescriptor()
 	p.Role = &Role{Directory: d, lock: h.lock, liveness: life}
 	return p, nil
 }
@@ -214,6 +216,9 @@ func (d *Directory) OpenSubscriber(ctx context.Context, isPatient bool, durable 
 	}
 	h.Keep()
 	h.directory = nil
+	for _, segment := range []*memory.Segment{sub.Page, sub.Data, sub.Cursor} {
+		segment.ForgetDescriptor()
+	}
 	sub.Link = d.newLink(publisherLiveness, sub.Consumer.Publisher, peers, own.Wake)
 	return sub, own, &Role{Directory: d, lock: lock, liveness: life}, continues, nil
 }

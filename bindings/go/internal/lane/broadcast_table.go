@@ -348,6 +348,9 @@ func JoinBroadcast(memory BroadcastMemory, table Table, joining JoinByPath, byte
 	return c, nil
 }
 
+// testHookJoin is called between the steps of a consumer that joins.
+var testHookJoin = func() {}
+
 // joinAnew joins at kept.
 func joinAnew(memory BroadcastMemory, table Table, joining JoinByPath,
 	attach func(Joined) (*BroadcastConsumer, error)) (*BroadcastConsumer, error) {
@@ -370,6 +373,7 @@ func joinAnew(memory BroadcastMemory, table Table, joining JoinByPath,
 			skip -= min(skip, joining.From.Last)
 		}
 		store64(table.Cursor(joining.Slot), cursorNumber, number) // [release]
+		testHookJoin()
 		if try == 0 {
 			table.count(joining.Slot)
 		}
@@ -415,6 +419,7 @@ func (c *BroadcastConsumer) seek(number uint64, begins bool) (bool, error) {
 		// As a consumer that lags: the producer may overwrite what this side passes over. [keep]
 		for {
 			record, ok, err := c.recordAt(place)
+			testHookJoin()
 			if c.boundNow() > at {
 				// Once more, from the new place.
 				break
