@@ -386,6 +386,7 @@ func (p *BroadcastProducer) keep(oldest uint64) {
 	}
 	w := p.waypointBefore(max(oldest, p.kept))
 	if w.number > p.kept {
+		testHookKeep()
 		storeBound(p.page, broadcastKept, broadcastKeptPlace, w.number, w.place)
 		p.kept = w.number
 	}

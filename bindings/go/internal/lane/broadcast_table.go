@@ -348,8 +348,8 @@ func JoinBroadcast(memory BroadcastMemory, table Table, joining JoinByPath, byte
 	return c, nil
 }
 
-// testHookJoin is called between the steps of a consumer that joins.
-var testHookJoin = func() {}
+// testHookJoin is called between the steps of a consumer that joins, testHookKeep before a producer stores kept.
+var testHookJoin, testHookKeep = func() {}, func() {}
 
 // joinAnew joins at kept.
 func joinAnew(memory BroadcastMemory, table Table, joining JoinByPath,
@@ -377,6 +377,7 @@ func joinAnew(memory BroadcastMemory, table Table, joining JoinByPath,
 		if try == 0 {
 			table.count(joining.Slot)
 		}
+		testHookJoin()
 		// kept only grows: if it is at most number, nothing that this side wants has been overwritten. [join]
 		if load64(page, broadcastKept) <= number {
 			return attach(Joined{Number: number, Place: place, Skip: skip})

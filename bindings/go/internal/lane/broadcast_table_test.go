@@ -193,11 +193,14 @@ func TestAProducerMayMoveOnBetweenTheStepsOfAJoin(t *testing.T) {
 							break
 						}
 					}
+					if _, why, ok := p.Lost(); ok {
+						t.Fatal(why)
+					}
 				}
 				send()
 				steps := 0
 				testHookJoin = func() {
-					if steps == at {
+					if steps == at || steps == at+1 {
 						send()
 					}
 					steps++
@@ -212,6 +215,36 @@ func TestAProducerMayMoveOnBetweenTheStepsOfAJoin(t *testing.T) {
 					r.Release()
 				}
 			}
+		}
+	}
+}
+
+// The reverse: a consumer joins while a producer that has not found it moves kept past it.
+func TestAConsumerMayJoinWhileTheProducerMovesKept(t *testing.T) {
+	defer func() { testHookKeep = func() {} }()
+	for at := range 10 {
+		l := freshPathLane(CapacityMin)
+		p := l.takeOver(t)
+		var r *reader
+		steps := 0
+		testHookKeep = func() {
+			if steps == at {
+				c := l.mustJoin(t, JoinByPath{Slot: 3, Policy: Policy{Kind: Gate}, From: From{Kind: FromOldest}})
+				r = &reader{BroadcastConsumer: c, policy: Policy{Kind: Gate}, next: c.Number()}
+			}
+			steps++
+		}
+		sizes := map[uint64]uint64{}
+		for range 500 {
+			if sizes[p.Number()] = p.Number() % 300; !mustSend(t, p, sizes[p.Number()]) {
+				break
+			}
+		}
+		if r == nil {
+			t.Fatal("it has not joined")
+		}
+		for r.read(t, p.Number()-1, sizes) {
+			r.Release()
 		}
 	}
 }
