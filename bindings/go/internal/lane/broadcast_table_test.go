@@ -85,7 +85,7 @@ func TestALaneByPathGivesEachConsumerWhatItsPolicySays(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	for range 40 {
+	for range 20 {
 		pathModel(t, random)
 	}
 }
