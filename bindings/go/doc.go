@@ -4,7 +4,7 @@
 //
 // It is pure Go, without cgo. No thread waits in the kernel, except one for each service, for a disk or a file's lock
 // when a path channel is opened or synced, and for record files. It implements spec/layout.md, spec/protocol.md,
-// spec/broadcast.md without directories, spec/call.md and spec/record-file.md.
+// spec/broadcast.md, spec/call.md and spec/record-file.md.
 //
 //	// One process:
 //	listener, err := pelton.Listen("events", nil)
@@ -40,6 +40,9 @@
 //	}
 //
 // Each subscriber chooses what happens when it falls behind: see [Policy].
+//
+// A directory keeps the lane: [CreatePublisher] and [OpenSubscriber] come and go in any order, and each continues where
+// its predecessor was. A subscriber with [Options.Durable] keeps its place under a name.
 //
 // # Calls
 //
@@ -114,6 +117,6 @@
 //
 // # Not included
 //
-// Broadcasts in a directory, file operations, flushing to a function, and inspecting, repairing and removing a path
-// channel: the command pelton has info, recover and rm.
+// File operations, flushing to a function, and inspecting, repairing and removing a path channel: the command pelton
+// has info, recover and rm.
 package pelton

@@ -40,7 +40,8 @@ var (
 	ErrNoListener = fail.ErrNoListener
 	// ErrInUse reports that another process listens under the name.
 	ErrInUse = fail.ErrInUse
-	// ErrName reports a name that is neither short nor unix:PATH, or whose socket cannot exist.
+	// ErrName reports a name that is neither short nor unix:PATH, or whose socket cannot exist; or one that is no durable
+	// name.
 	ErrName = fail.ErrName
 	// ErrOption reports an option with an invalid value.
 	ErrOption = fail.ErrOption
@@ -48,8 +49,8 @@ var (
 	ErrNoChannel = fail.ErrNoChannel
 	// ErrNotAChannel reports that what is at the path is no channel, or is not safe to use.
 	ErrNotAChannel = fail.ErrNotAChannel
-	// ErrRoleTaken reports that the path channel has its receiver, or all its senders, already, or that the record file
-	// has another writer.
+	// ErrRoleTaken reports that the path channel has its receiver, or all its senders, already, that the broadcast has its
+	// publisher, that a process uses the durable name, or that the record file has another writer.
 	ErrRoleTaken = fail.ErrRoleTaken
 	// ErrNoSpace reports a full file system. Nothing is damaged; try again when there is space.
 	ErrNoSpace = fail.ErrNoSpace

@@ -739,6 +739,58 @@ func ExamplePublish() {
 	// price 3, 0 missed
 }
 
+// A directory keeps messages, and the place of a durable subscriber, while no process uses it.
+func ExampleCreatePublisher() {
+	place, err := os.MkdirTemp("", "pelton-example")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(place)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	publish := func(trades ...string) {
+		publisher, err := pelton.CreatePublisher(ctx, place+"/trades", &pelton.Options{History: 100})
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer publisher.Close()
+		for _, trade := range trades {
+			if err := publisher.Send(ctx, []byte(trade)); err != nil {
+				log.Fatal(err)
+			}
+		}
+	}
+	audit := func(count int) {
+		options := &pelton.Options{Durable: "audit", StartFrom: pelton.FromOldest}
+		subscriber, err := pelton.OpenSubscriber(ctx, place+"/trades", options)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer subscriber.Close()
+		for range count {
+			delivery, err := subscriber.Receive(ctx)
+			if err != nil {
+				log.Fatal(err)
+			}
+			fmt.Println(delivery.Number, string(delivery.Bytes))
+			if err := subscriber.Release(); err != nil {
+				log.Fatal(err)
+			}
+		}
+	}
+
+	publish("one", "two")
+	audit(1)
+	publish("three") // perhaps days later
+	audit(2)
+	fmt.Println(pelton.RemoveSubscription(place+"/trades", "audit", nil))
+	// Output:
+	// 1 one
+	// 2 two
+	// 3 three
+	// <nil>
+}
+
 // A channel of Go gives each value to one goroutine. A broadcast gives each message to all.
 func ExampleNewPublisher() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

@@ -142,6 +142,39 @@ func runSide(arguments []string) error {
 			return err
 		}
 		return subscribeSide(ctx, arguments[1], arguments[2], count, end)
+	case "path-publish":
+		// Message n is payload(n, n%500), from the next one of its predecessor on.
+		publisher, err := CreatePublisher(ctx, arguments[1], &Options{Capacity: 1 << 16, Await: true})
+		for err == nil {
+			number := int(publisher.lane.Number())
+			err = publisher.Send(ctx, payload(number, number%500))
+		}
+		return err
+	case "path-follow":
+		// "path-follow DIRECTORY NAME POLICY": a durable subscriber of such messages. It prints each number, and how many
+		// it has missed directly before.
+		options := &Options{Durable: arguments[2], Await: true}
+		if end == "lag" {
+			options.Policy, options.Slack = Lag, 4096
+		}
+		subscriber, err := OpenSubscriber(ctx, arguments[1], options)
+		if err != nil {
+			return err
+		}
+		for {
+			delivery, err := subscriber.Receive(ctx)
+			switch {
+			case errors.Is(err, ErrPeerDied):
+				err = subscriber.Resume(ctx)
+			case err == nil && !isNumbered(delivery):
+				err = errors.New("a message is wrong")
+			case err == nil:
+				fmt.Println(delivery.Number, delivery.Missed)
+			}
+			if err != nil {
+				return err
+			}
+		}
 	case "serve-run":
 		return serveUntilTerminated(ctx, arguments[1])
 	case "short":

@@ -128,12 +128,19 @@ type Options struct {
 	Slack int
 	// StartFrom is the first message of a subscriber. See History for earlier ones.
 	StartFrom StartFrom
+	// Durable is the name under which a subscriber of a directory keeps its place, over restarts of its process and of the
+	// publisher: 1 to 64 letters, digits, '.', '_' or '-'. One process at a time uses it. While none does, the
+	// subscription still counts by its policy: with Gate it holds the publisher up once the lane is full, with LagAfter or
+	// Lag it misses messages, and learns how many. A message counts as received once it is released. Not with Latest.
+	// [RemoveSubscription] removes it. "": the place is given up when the subscriber ends.
+	Durable string
 	// History is how many messages a publisher keeps for subscribers that join later, as far as they fit into half its
 	// capacity and no message needs the space. Without it, a subscriber that begins with earlier messages finds those
 	// that happen not to be overwritten yet.
 	History int
 	// HoldMax is how long one subscriber may hold a publisher up at one message. One that could do so for longer is
-	// refused: with a limit, Gate needs a LagAfter of at most that. 0: no limit. Below 0: each subscriber must lag.
+	// refused: with a limit, Gate needs a LagAfter of at most that. 0: no limit. Below 0: each subscriber must lag. Not
+	// for a directory, where subscribers join by themselves.
 	HoldMax time.Duration
 	// OnLeak is called for a message that was neither released nor is referenced any more, some time later, by a
 	// goroutine of its own. Its space becomes free. nil: it is logged.
@@ -284,6 +291,15 @@ func (o *Options) forSubscriber() (s limits.Settings, policy lane.Policy, from l
 		s, err = o.forReceiver(0)
 	}
 	return s, policy, from, err
+}
+
+// refuseDurable is for subscribers that are not of a directory.
+func (o *Options) refuseDurable() error {
+	if o.Durable != "" {
+		return fail.New(ErrOption, "Durable is %q, wanted none: only a directory keeps a place, see OpenSubscriber",
+			o.Durable)
+	}
+	return nil
 }
 
 // forCalls returns the settings of a client or a service.

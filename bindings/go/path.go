@@ -22,8 +22,14 @@ func openChannel(ctx context.Context, path string, o *Options, create bool) (*di
 		}
 		return directory.Create(path, o.access(), makes, o.Lanes, o.Traced)
 	}
+	return awaitDirectory(ctx, path, o, directory.Open)
+}
+
+// awaitDirectory opens the directory, or waits until it exists.
+func awaitDirectory(ctx context.Context, path string, o *Options,
+	open func(string, directory.Access) (*directory.Directory, error)) (*directory.Directory, error) {
 	for {
-		d, err := directory.Open(path, o.access())
+		d, err := open(path, o.access())
 		if d != nil || err != nil {
 			return d, err
 		}

@@ -2,10 +2,12 @@ package pelton
 
 import (
 	"context"
+	"errors"
 	"math/bits"
 	"sync/atomic"
 	"time"
 
+	"github.com/pelton-ipc/pelton/bindings/go/internal/directory"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/doorbell"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/handshake"
@@ -29,6 +31,9 @@ const SubscribersMax = lane.CursorsMax
 //
 // One goroutine at a time uses it; any may call NewSubscriber and Close at any time. Subscribers join and leave also
 // while no goroutine is in a call.
+//
+// In a directory, subscribers join by themselves, and the publisher finds each within its next call: see
+// [CreatePublisher].
 type Publisher struct {
 	guard    wait.Guard
 	lane     *lane.BroadcastProducer
@@ -38,6 +43,8 @@ type Publisher struct {
 	peers    acceptor
 	closed   context.Context
 	close    context.CancelFunc
+	// In a directory; otherwise nil.
+	path *directory.Publication
 	// By their slots.
 	subscriptions [SubscribersMax]*subscription
 	// The subscriber that held the publisher up at its last check, until it is held up no more; 0: none.
@@ -60,9 +67,12 @@ type Publisher struct {
 // subscription is a subscriber, as its publisher knows it.
 type subscription struct {
 	join   uint64
+	slot   uint32
 	policy lane.Policy
 	link   *link.Link
-	cursor *memory.Segment
+	cursor []byte
+	// The segment of the cursor; nil: it lies in the table of a directory.
+	page *memory.Segment
 	// Since when the publisher has waited for it, with its cursor then; zero: it does not.
 	heldSince  time.Time
 	heldNumber uint64
@@ -70,8 +80,10 @@ type subscription struct {
 
 // SubscriberState is a subscriber, as [Publisher.Subscribers] shows it.
 type SubscriberState struct {
-	// Peer is its process.
+	// Peer is its process. Its PID is 0 while no process uses a durable subscription.
 	Peer Peer
+	// Durable is the name of a durable subscription; "": it is none.
+	Durable string
 	// Policy and LagAfter are those that it has chosen.
 	Policy   Policy
 	LagAfter time.Duration
@@ -143,33 +155,45 @@ func newPublisher(o Options, settings limits.Settings) (*Publisher, error) {
 		release()
 		return nil, fail.Lane(err)
 	}
-	producer.SetHistory(uint64(o.History))
-	if o.ResidentMax > 0 {
-		producer.SetWindow(min(lane.Window, uint64(o.ResidentMax)))
-	}
-	p := &Publisher{lane: producer, settings: settings, spin: wait.New(o.Wait == Spin),
-		side: handshake.PublisherSide{Page: page, Data: data, BytesMax: producer.BytesMax(), Doorbell: ownDoorbell,
-			HoldMax: -1}}
+	p := publisherOf(o, producer, handshake.PublisherSide{Page: page, Data: data, BytesMax: producer.BytesMax(),
+		Doorbell: ownDoorbell, HoldMax: -1})
+	p.settings = settings
 	switch {
 	case o.HoldMax > 0:
 		p.side.HoldMax = o.HoldMax
 	case o.HoldMax < 0:
 		p.side.HoldMax = 0
 	}
-	p.closed, p.close = context.WithCancel(context.Background())
 	return p, nil
+}
+
+func publisherOf(o Options, producer *lane.BroadcastProducer, side handshake.PublisherSide) *Publisher {
+	producer.SetHistory(uint64(o.History))
+	if o.ResidentMax > 0 {
+		producer.SetWindow(min(lane.Window, uint64(o.ResidentMax)))
+	}
+	p := &Publisher{lane: producer, spin: wait.New(o.Wait == Spin), side: side}
+	p.closed, p.close = context.WithCancel(context.Background())
+	return p
 }
 
 // NewSubscriber returns a subscriber of this process, which has joined already. Any goroutine may call it at any time.
 // It waits for a moment, while the goroutine in a call lets it join.
 //
-// Errors: [ErrRefused] if the publisher has [SubscribersMax] subscribers, or does not take the policy; [ErrOption],
-// [ErrClosedHandle], [ErrSystem].
+// Errors: [ErrRefused] if the publisher has [SubscribersMax] subscribers, does not take the policy, or is of a
+// directory; [ErrOption], [ErrClosedHandle], [ErrSystem].
 func (p *Publisher) NewSubscriber(options *Options) (*Subscriber, error) {
 	o := options.orDefault()
 	settings, policy, from, err := o.forSubscriber()
+	if err == nil {
+		err = o.refuseDurable()
+	}
 	if err != nil {
 		return nil, err
+	}
+	if p.path != nil {
+		return nil, fail.New(fail.ErrRefused,
+			"subscribers of a broadcast in a directory join by themselves: use OpenSubscriber")
 	}
 	ctx, cancel := context.WithTimeout(p.closed, handshakeTimeout)
 	defer cancel()
@@ -244,7 +268,7 @@ func (p *Publisher) subscribe(s *handshake.Handshake) error {
 func (p *Publisher) notice() {
 	p.hasNews.Store(true)
 	if p.guard.TryEnter() {
-		p.attend()
+		_ = p.attend()
 		p.leaveFrom(wait.InBrief)
 		return
 	}
@@ -264,12 +288,13 @@ func (p *Publisher) leaveFrom(state uint32) {
 			return
 		}
 		state = wait.InBrief
-		p.attend()
+		_ = p.attend()
 	}
 }
 
-// attend removes subscribers that have ended, and admits others. It does not wait.
-func (p *Publisher) attend() {
+// attend removes subscribers that have ended, and admits others. It does not wait. After an error, the next call
+// repeats what failed.
+func (p *Publisher) attend() error {
 	p.hasNews.Store(false)
 	for {
 		join, why, ok := p.lane.Lost()
@@ -279,8 +304,8 @@ func (p *Publisher) attend() {
 		p.part(join, why)
 	}
 	for _, s := range p.subscriptions {
-		if s != nil && s.link.IsGone.Load() {
-			p.part(s.join, lane.ErrCursorClosed)
+		if s != nil && s.link.IsPeerGone() {
+			p.lose(s)
 		}
 	}
 	p.peers.mutex.Lock()
@@ -290,6 +315,7 @@ func (p *Publisher) attend() {
 	for _, joining := range arrived {
 		p.admit(joining)
 	}
+	return p.meetSubscribers()
 }
 
 func (p *Publisher) admit(joining *handshake.Joining) {
@@ -305,8 +331,19 @@ func (p *Publisher) admit(joining *handshake.Joining) {
 		joining.Drop()
 		return
 	}
-	p.subscriptions[joined.Slot] = &subscription{join: joined.Join, policy: joining.Policy, link: admitted,
-		cursor: joining.Cursor}
+	p.subscriptions[joined.Slot] = &subscription{join: joined.Join, slot: joined.Slot, policy: joining.Policy,
+		link: admitted, cursor: joining.Cursor.Bytes, page: joining.Cursor}
+}
+
+// lose removes a subscriber whose process has gone, unless it keeps its place.
+func (p *Publisher) lose(s *subscription) {
+	if p.path != nil && p.path.KeepsPlace(s.slot) {
+		p.lane.SetAway(s.join)
+		s.link.Path.Lose()
+		s.link.Peer.PID = 0
+		return
+	}
+	p.part(s.join, lane.ErrCursorClosed)
 }
 
 // part removes a subscriber: it has closed, broken the rules, or died.
@@ -322,8 +359,14 @@ func (p *Publisher) part(join uint64, why error) {
 			// It may be alive, and detects the hang-up.
 			s.link.Ring()
 		}
-		s.link.Close()
-		s.cursor.Close()
+		s.close()
+	}
+}
+
+func (s *subscription) close() {
+	s.link.Close()
+	if s.page != nil {
+		s.page.Close()
 	}
 }
 
@@ -363,7 +406,7 @@ func (p *Publisher) TrySend(message []byte) (bool, error) {
 	space, ok, err := p.reserve(uint64(len(message)))
 	if err == nil && !ok {
 		// The one that holds it up may have died.
-		p.attend()
+		_ = p.attend()
 		space, ok, err = p.reserve(uint64(len(message)))
 	}
 	if ok {
@@ -375,11 +418,18 @@ func (p *Publisher) TrySend(message []byte) (bool, error) {
 // reserve reserves space, also by passing a subscriber that has held the publisher up for too long.
 func (p *Publisher) reserve(bytes uint64) ([]byte, bool, error) {
 	// An earlier reservation found that. Otherwise a publisher that always has space would keep it.
-	if p.lane.HasLost() {
-		p.attend()
+	if p.lane.HasNews() {
+		_ = p.attend()
 	}
 	for {
 		space, ok, err := p.lane.TryReserve(bytes)
+		var unbacked *lane.Unbacked
+		if errors.As(err, &unbacked) {
+			if err := p.path.Role.Back(p.lane, p.side.Data, unbacked.Bytes); err != nil {
+				return nil, false, err
+			}
+			continue
+		}
 		if err != nil {
 			return nil, false, fail.Lane(err)
 		}
@@ -424,6 +474,10 @@ func (p *Publisher) passHolder() bool {
 	// The next reservation has to find that the lane is not full any more.
 	p.lane.EndFastPath()
 	s := p.subscription(holder.Join)
+	if s == nil {
+		// It has joined by itself, and this side meets it before it sleeps.
+		return false
+	}
 	// All that it has to release may take longer than one message's space: one that goes on is waited for.
 	if s.heldSince.IsZero() || p.untilReleased && s.heldNumber != holder.Number {
 		s.heldSince, s.heldNumber = time.Now(), holder.Number
@@ -455,19 +509,25 @@ func (p *Publisher) fill(space, message []byte) {
 	}
 	p.lane.NoteRing(link.RingNow())
 	for ; asleep != 0; asleep &= asleep - 1 {
-		p.subscriptions[bits.TrailingZeros64(asleep)].link.Ring()
+		if s := p.subscriptions[bits.TrailingZeros64(asleep)]; s != nil {
+			s.link.Ring()
+		} else {
+			// It has joined by itself: this rings it.
+			_ = p.attend()
+		}
 	}
 }
 
-// WaitSubscribers waits until the publisher has at least this number of subscribers. Errors: the context's.
+// WaitSubscribers waits until the publisher has at least this number of subscribers. A durable subscription counts also
+// while no process uses it. Errors: the context's.
 func (p *Publisher) WaitSubscribers(ctx context.Context, count int) error {
 	if err := p.guard.Enter(); err != nil {
 		return err
 	}
 	defer p.leave()
 	return wait.Until(ctx, p.side.Doorbell, &p.guard, func() (bool, error) {
-		p.attend()
-		return p.count() >= count, nil
+		err := p.attend()
+		return p.count() >= count, err
 	})
 }
 
@@ -487,7 +547,7 @@ func (p *Publisher) WaitReleased(ctx context.Context) error {
 		return err
 	}
 	defer p.leave()
-	p.attend()
+	_ = p.attend()
 	p.untilReleased = true
 	defer func() { p.untilReleased = false }()
 	if ok, err := (*publishWait)(p).Poll(); ok || err != nil {
@@ -501,8 +561,8 @@ type publishWait Publisher
 
 func (w *publishWait) Poll() (bool, error) {
 	p := (*Publisher)(w)
-	if p.hasNews.Load() {
-		p.attend()
+	if p.hasNews.Load() || p.lane.HasNews() {
+		_ = p.attend()
 	}
 	if !p.untilReleased {
 		_, ok, err := p.reserve(p.wantedBytes)
@@ -519,7 +579,9 @@ func (w *publishWait) Poll() (bool, error) {
 	}
 }
 
-func (w *publishWait) MayBeReady() bool { return w.hasNews.Load() || w.lane.MayBeReady() }
+func (w *publishWait) MayBeReady() bool {
+	return w.hasNews.Load() || w.lane.HasNews() || w.lane.MayBeReady()
+}
 
 func (w *publishWait) Arm() (bool, error) {
 	p := (*Publisher)(w)
@@ -532,6 +594,11 @@ func (w *publishWait) Arm() (bool, error) {
 		if ok, err := w.Poll(); ok || err != nil {
 			w.Disarm()
 			return false, err
+		}
+		// The end of one that has joined by itself, and that this side has not met, would wake nobody.
+		if now, ok := p.lane.Holder(); ok && p.subscription(now.Join) == nil {
+			p.lane.Disarm()
+			return false, p.attend()
 		}
 		// The poll ends the sleep when it lets the holder lag, or removes one, and may have loaded that another one is
 		// the slowest by now: the next slowest would not ring.
@@ -565,7 +632,7 @@ func (w *publishWait) PeerPID() int {
 
 func (w *publishWait) LastRing() lane.LastRing {
 	if s := (*Publisher)(w).holding(); s != nil {
-		return lane.CursorLastRing(s.cursor.Bytes)
+		return lane.CursorLastRing(s.cursor)
 	}
 	return lane.LastRing{}
 }
@@ -587,7 +654,7 @@ func (p *Publisher) Subscribers() (states []SubscriberState, ok bool) {
 		return nil, false
 	}
 	defer p.leave()
-	p.attend()
+	_ = p.attend()
 	// It loads the cursors.
 	p.lane.IsReleased()
 	for _, s := range p.subscriptions {
@@ -595,6 +662,9 @@ func (p *Publisher) Subscribers() (states []SubscriberState, ok bool) {
 			continue
 		}
 		state := SubscriberState{Peer: s.link.Peer}
+		if p.path != nil {
+			state.Durable = p.path.Durable(s.slot)
+		}
 		switch s.policy.Kind {
 		case lane.Lag:
 			state.Policy = Lag
@@ -606,7 +676,7 @@ func (p *Publisher) Subscribers() (states []SubscriberState, ok bool) {
 		var cursor uint64
 		cursor, state.Lags = p.lane.Cursor(s.join)
 		state.Behind = p.lane.Number() - cursor
-		state.Messages, state.Missed = lane.CursorFigures(s.cursor.Bytes)
+		state.Messages, state.Missed = lane.CursorFigures(s.cursor)
 		if p.holder == s.join && !s.heldSince.IsZero() {
 			state.Holds = max(time.Since(s.heldSince), 1)
 		}
@@ -622,7 +692,7 @@ func (p *Publisher) CorruptSubscribers() uint64 {
 		return 0
 	}
 	defer p.leave()
-	p.attend()
+	_ = p.attend()
 	return p.corrupt
 }
 
@@ -666,9 +736,11 @@ func (p *Publisher) tearDown() {
 	for _, s := range p.subscriptions {
 		if s != nil {
 			s.link.Ring()
-			s.link.Close()
-			s.cursor.Close()
+			s.close()
 		}
+	}
+	if p.path != nil {
+		p.path.Close()
 	}
 	p.side.Doorbell.Close()
 	p.side.Page.Close()

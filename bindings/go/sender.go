@@ -153,7 +153,7 @@ func (s *Sender) SendBatch(ctx context.Context, messages ...[]byte) error {
 		ok, err := s.out.Lane.TryBeginBatch(records)
 		var unbacked *lane.Unbacked
 		if errors.As(err, &unbacked) {
-			if err := s.role.Back(s.out.Lane, s.out.Memory, unbacked.Bytes); err != nil {
+			if err := s.role.Back(s.out.Lane, s.out.Memory.Data, unbacked.Bytes); err != nil {
 				return err
 			}
 			continue
@@ -300,7 +300,7 @@ func (s *Sender) tryReserve(bytes uint64, trace *[lane.TraceBytes]byte) (space [
 		if !errors.As(err, &unbacked) {
 			return nil, false, s.failed(err)
 		}
-		if err := s.role.Back(s.out.Lane, s.out.Memory, unbacked.Bytes); err != nil {
+		if err := s.role.Back(s.out.Lane, s.out.Memory.Data, unbacked.Bytes); err != nil {
 			return nil, false, err
 		}
 	}

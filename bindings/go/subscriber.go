@@ -24,12 +24,14 @@ const overtakenBytes = 16 << 20
 // in order, or learns how many it has missed. One goroutine at a time uses it; any may call Close at any time.
 type Subscriber struct {
 	guard     wait.Guard
-	sub       *handshake.Subscription
+	sub       *link.Subscription
 	doorbell  *doorbell.Own
 	spin      wait.Spin
 	policy    lane.Policy
 	from      lane.From
 	reconnect *reconnect
+	// In a directory; otherwise nil.
+	path *subscriberPath
 	// ErrClosed or ErrPeerDied once the publisher is gone and its messages are received, or an ErrCorrupt with details.
 	broken error
 	// The next message in place.
@@ -51,7 +53,8 @@ type Delivery struct {
 	// Bytes are valid until the next call of Receive, TryReceive, Release, Resume or Close, also by another goroutine.
 	// With Gate they lie in the lane, otherwise in a buffer of the subscriber.
 	Bytes []byte
-	// Number is the message's: each publisher counts its messages from 1.
+	// Number is the message's: each publisher counts its messages from 1. In a directory it continues its predecessor's
+	// count.
 	Number uint64
 	// Missed is how many messages the subscriber has missed directly before this one.
 	Missed uint64
@@ -65,6 +68,9 @@ type Delivery struct {
 func ConnectSubscriber(ctx context.Context, name string, options *Options) (*Subscriber, error) {
 	o := options.orDefault()
 	settings, policy, from, err := o.forSubscriber()
+	if err == nil {
+		err = o.refuseDurable()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +188,7 @@ func (s *Subscriber) deliver() Delivery {
 	delivery := Delivery{Missed: s.missedNow}
 	s.missedNow = 0
 	if s.isCopied {
-		s.isCopied = false
+		s.isCopied, s.isLent = false, s.isDurable()
 		delivery.Bytes, delivery.Number = s.buffer[:len(s.buffer):len(s.buffer)], s.sub.Consumer.Number()-1
 		return delivery
 	}
@@ -203,10 +209,10 @@ func (s *Subscriber) poll() (bool, error) {
 	if ok, err := s.find(); ok || err != nil || s.isOvertaken {
 		return ok, err
 	}
-	consumer := s.sub.Consumer
-	isGone, isClosed := s.sub.Link.IsGone.Load(), consumer.ProducerClosed()
-	if !isGone && !isClosed {
-		return false, nil
+	generation, _ := s.sub.Consumer.Publisher()
+	isGone, err := s.isPublisherGone()
+	if err != nil || !isGone && !s.hasClosed() {
+		return false, err
 	}
 	// What was committed before the end is visible now. [close]
 	if ok, err := s.find(); ok || err != nil || s.isOvertaken {
@@ -214,11 +220,16 @@ func (s *Subscriber) poll() (bool, error) {
 	}
 	s.broken = ErrPeerDied
 	// If it closed before it died, it closed.
-	if consumer.ProducerClosed() {
+	if s.hasClosed() {
 		s.broken = ErrClosed
+	}
+	if s.path != nil {
+		s.path.past = generation
 	}
 	return false, s.ended()
 }
+
+func (s *Subscriber) isDurable() bool { return s.path != nil && s.path.isDurable }
 
 func (s *Subscriber) ended() error {
 	if isCorrupt(s.broken) {
@@ -261,7 +272,10 @@ func (s *Subscriber) copy() (bool, error) {
 			return false, err
 		case found == lane.CopiedMessage:
 			s.isCopied = true
-			s.giveBack()
+			// A durable one is released when the caller is done with it: a successor receives it otherwise.
+			if !s.isDurable() {
+				s.giveBack()
+			}
 			return true, nil
 		case found == lane.CopiedNothing:
 			return false, nil
@@ -302,7 +316,8 @@ func (w *subscribeWait) PeerPID() int { return w.sub.Link.Peer.PID }
 func (w *subscribeWait) LastRing() lane.LastRing { return w.sub.Consumer.LastRing() }
 
 // Resume waits, after [ErrClosed] or [ErrPeerDied], for the next publisher under the name, and subscribes to it with
-// the same options. That one counts its messages from 1.
+// the same options. That one counts its messages from 1. In a directory the subscription stays as it is, also while it
+// has no publisher, and the next one continues the count.
 //
 // Errors: as [ConnectSubscriber] with [Options.Await]; [ErrRefused] if the publisher has not ended, or has no name.
 // After an error it may be called again.
@@ -313,12 +328,14 @@ func (s *Subscriber) Resume(ctx context.Context) error {
 	defer s.leave()
 	s.release()
 	switch {
-	case s.reconnect == nil:
+	case s.path == nil && s.reconnect == nil:
 		return fail.New(fail.ErrRefused, "a publisher without a name has no successor")
 	case s.broken == nil:
 		return fail.New(fail.ErrRefused, "the publisher has not ended, or not all its messages were received")
 	case isCorrupt(s.broken):
 		return s.broken
+	case s.path != nil:
+		return s.resumeByPath(ctx)
 	}
 	former := s.sub
 	err := s.reconnect.resume(ctx, &s.guard, func(shake *handshake.Handshake, _ bool) error { return s.join(shake) })
@@ -344,6 +361,10 @@ func (s *Subscriber) Missed() uint64 {
 	return s.missedBefore + s.sub.Consumer.Missed()
 }
 
+// Continues reports whether it continues a durable subscription, and did not begin it: an earlier process has, under
+// the same name.
+func (s *Subscriber) Continues() bool { return s.path != nil && s.path.continues }
+
 // Counters returns the statistics of this side, since it joined the present publisher. It does not wait. It returns
 // false for a closed handle, and during a call of another goroutine.
 func (s *Subscriber) Counters() (Counters, bool) {
@@ -354,18 +375,26 @@ func (s *Subscriber) Counters() (Counters, bool) {
 	return s.sub.Consumer.Counters(), true
 }
 
-// Peer returns the process that publishes.
+// Peer returns the process that publishes; in a directory the last one, of which the PID is 0 if there was none.
 func (s *Subscriber) Peer() Peer { return s.sub.Link.Peer }
 
 // Close leaves the broadcast. It does not wait. Another goroutine's call ends with [ErrClosedHandle]. Closing twice
-// does nothing.
+// does nothing. A durable subscription keeps its place, before the last message if that was not released.
 func (s *Subscriber) Close() error {
 	s.guard.CloseHandle(s.tearDown, s.doorbell.Wake)
 	return nil
 }
 
 func (s *Subscriber) tearDown() {
-	closeSubscription(s.sub)
+	if s.isDurable() {
+		s.sub.Consumer.Pause()
+		s.sub.Link.Close()
+	} else {
+		closeSubscription(s.sub)
+	}
+	if s.path != nil {
+		s.path.role.Close()
+	}
 	s.doorbell.Close()
 	if s.isLent {
 		// The program may hold the slice that lies in the lane: it must not point to nothing.
@@ -377,13 +406,13 @@ func (s *Subscriber) tearDown() {
 
 // closeSubscription leaves a publisher. The state first, then the ring, last the hang-up: a publisher that detects a
 // later one finds the earlier ones.
-func closeSubscription(sub *handshake.Subscription) {
+func closeSubscription(sub *link.Subscription) {
 	sub.Consumer.Close()
 	sub.Link.Ring()
 	sub.Link.Close()
 }
 
-func unmapSubscription(sub *handshake.Subscription) {
+func unmapSubscription(sub *link.Subscription) {
 	for _, segment := range []*memory.Segment{sub.Page, sub.Data, sub.Cursor} {
 		segment.Close()
 	}

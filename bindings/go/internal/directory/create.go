@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"unsafe"
@@ -42,12 +43,16 @@ func (d *Directory) makeFile(name string, bytes uint64, contents []byte) (int, e
 }
 
 func (d *Directory) makeFIFO(name string) error {
-	err := unix.Mknodat(d.fd, name, unix.S_IFIFO|0o600, 0)
-	if err == nil {
-		_ = unix.Fchownat(d.fd, name, -1, d.gid, unix.AT_SYMLINK_NOFOLLOW)
-		err = unix.Fchmodat(d.fd, name, d.bits, 0)
+	if err := unix.Mknodat(d.fd, name, unix.S_IFIFO|0o600, 0); err != nil {
+		return d.failed("making", name, err)
 	}
-	return d.failed("making", name, err)
+	return d.permitFIFO(name)
+}
+
+// permitFIFO gives a new FIFO the channel's permission bits.
+func (d *Directory) permitFIFO(name string) error {
+	_ = unix.Fchownat(d.fd, name, -1, d.gid, unix.AT_SYMLINK_NOFOLLOW)
+	return d.failed("making", name, unix.Fchmodat(d.fd, name, d.bits, 0))
 }
 
 // inWholePages returns the contents followed by zeros, up to the end of their last page of memory: the disk then has a
@@ -62,35 +67,49 @@ func aligned(bytes int) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(make([]uint64, bytes/8)))), bytes)
 }
 
-func (d *Directory) makeLane(number int) error {
-	producer, consumer := aligned(4096), aligned(4096)
-	lane.MakeProducerPage(producer, d.header.capacity, d.header.bytesMax, 0, 0)
-	lane.SetBootID(producer, d.header.bootID)
-	lane.MakeConsumerPage(consumer, lane.Start, 0)
-	lane.MakeUnused(consumer)
-	for _, file := range []struct {
-		kind     string
-		bytes    uint64
-		contents []byte
-	}{{"producer", lane.SegmentBytes, producer}, {"consumer", lane.SegmentBytes, consumer}, {"data", d.header.capacity,
-		nil}} {
-		fd, err := d.makeFile(ofLane(number, file.kind), file.bytes, file.contents)
+// newFile is a file to be made.
+type newFile struct {
+	name     string
+	bytes    uint64
+	contents []byte
+	// The first bytes, for which it has memory, or blocks of the disk.
+	allocated uint64
+}
+
+// makeFiles makes files, and the two FIFOs of the side, or of the lane, with that name.
+func (d *Directory) makeFiles(of string, files ...newFile) error {
+	for _, file := range files {
+		fd, err := d.makeFile(file.name, file.bytes, file.contents)
 		if err != nil {
 			return err
 		}
-		if file.kind == "data" {
-			err = d.failed("allocating", ofLane(number, file.kind),
-				allocate(fd, 0, min(d.header.capacity, firstBacked)))
+		if file.allocated > 0 {
+			err = d.failed("allocating", file.name, allocate(fd, 0, file.allocated))
 		}
 		unix.Close(fd)
 		if err != nil {
 			return err
 		}
 	}
-	if err := d.makeFIFO(ofLane(number, DoorbellFile)); err != nil {
+	if err := d.makeFIFO(of + "." + DoorbellFile); err != nil {
 		return err
 	}
-	return d.makeFIFO(ofLane(number, LivenessFile))
+	return d.makeFIFO(of + "." + LivenessFile)
+}
+
+// dataFile is the data of a lane.
+func (d *Directory) dataFile(name string) newFile {
+	return newFile{name, d.header.capacity, nil, min(d.header.capacity, firstBacked)}
+}
+
+func (d *Directory) makeLane(number int) error {
+	producer, consumer := aligned(4096), aligned(4096)
+	lane.MakeProducerPage(producer, d.header.capacity, d.header.bytesMax, 0, 0)
+	lane.SetBootID(producer, d.header.bootID)
+	lane.MakeConsumerPage(consumer, lane.Start, 0)
+	lane.MakeUnused(consumer)
+	return d.makeFiles(strconv.Itoa(number), newFile{ofLane(number, "producer"), lane.SegmentBytes, producer, 0},
+		newFile{ofLane(number, "consumer"), lane.SegmentBytes, consumer, 0}, d.dataFile(ofLane(number, "data")))
 }
 
 // temporaryCount numbers this process's temporary directories.
@@ -101,14 +120,18 @@ func (d *Directory) IsTraced() bool { return d.header.isTraced }
 
 // Create creates the channel, or opens an existing one with the sizes that it was created with.
 func Create(path string, access Access, makes limits.Limits, lanes int, isTraced bool) (*Directory, error) {
-	header := channelHeader{capacity: makes.LaneBytes, bytesMax: makes.MessageBytes, lanesMax: uint32(max(lanes, 1)),
-		mode: access.Mode, isTraced: isTraced}
+	if lanes < 0 {
+		return nil, fail.New(fail.ErrOption, "Lanes is %d, wanted 1 to 1024", lanes)
+	}
+	return create(path, access, channelHeader{capacity: makes.LaneBytes, bytesMax: makes.MessageBytes,
+		lanesMax: uint32(max(lanes, 1)), isTraced: isTraced})
+}
+
+func create(path string, access Access, header channelHeader) (*Directory, error) {
+	header.mode = access.Mode
 	var err error
 	if header.bootID, err = bootID(); err != nil {
 		return nil, err
-	}
-	if lanes < 0 {
-		return nil, fail.New(fail.ErrOption, "Lanes is %d, wanted 1 to 1024", lanes)
 	}
 	if problem := header.problem(); problem != "" {
 		return nil, fail.New(fail.ErrOption, "the options say %s", problem)
@@ -117,7 +140,7 @@ func Create(path string, access Access, makes limits.Limits, lanes int, isTraced
 		return nil, fail.New(fail.ErrNotAChannel, "%q is no path: %v", path, err)
 	}
 	for {
-		if d, err := Open(path, access); d != nil || err != nil {
+		if d, err := open(path, access, header.isBroadcast); d != nil || err != nil {
 			return d, err
 		}
 		sweep(path)
@@ -178,11 +201,15 @@ func createTemporary(path string, header channelHeader) error {
 	defer unlock(fd)
 	if err == nil {
 		contents := inWholePages(header.encode(), unix.Getpagesize())
-		if err = d.failed("writing", "channel", writeAt(fd, contents, 0)); err == nil {
-			err = d.makeReceiver()
-		}
-		if err == nil {
-			err = d.makeLane(0)
+		err = d.failed("writing", "channel", writeAt(fd, contents, 0))
+		switch {
+		case err != nil:
+		case header.isBroadcast:
+			err = d.makeBroadcast()
+		default:
+			if err = d.makeReceiver(); err == nil {
+				err = d.makeLane(0)
+			}
 		}
 		if err == nil {
 			err = d.failed("making", "", unix.Fchmod(d.fd, header.mode))
@@ -211,15 +238,7 @@ func createTemporary(path string, header channelHeader) error {
 func (d *Directory) makeReceiver() error {
 	page := aligned(4096)
 	lane.MakeReceiverPage(page)
-	fd, err := d.makeFile("receiver", lane.SegmentBytes, page)
-	if err != nil {
-		return err
-	}
-	unix.Close(fd)
-	if err := d.makeFIFO(receiverDoorbell); err != nil {
-		return err
-	}
-	return d.makeFIFO(receiverLiveness)
+	return d.makeFiles("receiver", newFile{"receiver", lane.SegmentBytes, page, 0})
 }
 
 // clearDirectory removes a channel's files, and no others.

@@ -35,7 +35,8 @@ func ofLane(number int, kind string) string { return strconv.Itoa(number) + "." 
 // isKnown reports whether a channel has a file of that name.
 func isKnown(name string) bool {
 	switch name {
-	case "channel", "receiver", receiverDoorbell, receiverLiveness:
+	case "channel", "receiver", receiverDoorbell, receiverLiveness, publisherFile, publisherDoorbell, publisherLiveness,
+		dataFile, tableFile:
 		return true
 	}
 	number, kind, _ := strings.Cut(name, ".")
@@ -99,13 +100,16 @@ func (d *Directory) taken(ctx context.Context, role string, pid uint32) error {
 }
 
 // Open checks and opens the channel at a path. It returns nil if nothing is there.
-func Open(path string, access Access) (*Directory, error) {
+func Open(path string, access Access) (*Directory, error) { return open(path, access, false) }
+
+// open opens a broadcast, or a channel with a receiver.
+func open(path string, access Access, isBroadcast bool) (*Directory, error) {
 	path, err := filepath.Abs(path)
 	if err != nil || path == "/" {
 		return nil, fail.New(fail.ErrNotAChannel, "%q does not end in a name: name a directory", path)
 	}
 	for {
-		d, err := openExisting(path, access)
+		d, err := openExisting(path, access, isBroadcast)
 		// Removed while it was opened: there may be another by now, or none.
 		if !errors.Is(err, fail.ErrNoChannel) {
 			return d, err
@@ -113,7 +117,7 @@ func Open(path string, access Access) (*Directory, error) {
 	}
 }
 
-func openExisting(path string, access Access) (*Directory, error) {
+func openExisting(path string, access Access, isBroadcast bool) (*Directory, error) {
 	mode := access.Mode
 	d := &Directory{Path: path, fd: -1, bits: 0o7777}
 	var stat unix.Stat_t
@@ -158,7 +162,7 @@ func openExisting(path string, access Access) (*Directory, error) {
 	if err == nil {
 		d.gid = int(stat.Gid)
 		d.owners = append([]int{os.Geteuid(), int(stat.Uid)}, access.UIDs...)
-		err = d.readHeader(mode)
+		err = d.readHeader(mode, isBroadcast)
 	}
 	if err != nil {
 		d.Close()
@@ -301,7 +305,7 @@ func (d *Directory) segment(name string, bytes uint64, writable bool) (*memory.S
 }
 
 func (d *Directory) control(name string, magic uint64, writable bool) (*memory.Segment, error) {
-	s, err := d.segment(name, lane.SegmentBytes, writable)
+	s, err := d.segment(name, uint64(lane.BytesOf(magic)), writable)
 	if err != nil {
 		return nil, err
 	}
@@ -313,13 +317,17 @@ func (d *Directory) control(name string, magic uint64, writable bool) (*memory.S
 }
 
 func (d *Directory) producer(number int, writable bool) (*memory.Segment, error) {
-	name := ofLane(number, "producer")
-	s, err := d.control(name, lane.MagicProducer, writable)
+	return d.producerOf(ofLane(number, "producer"), lane.MagicProducer, 1, writable)
+}
+
+// producerOf maps a producer's page, and checks that it agrees with the channel's file.
+func (d *Directory) producerOf(name string, magic uint64, wanted uint32, writable bool) (*memory.Segment, error) {
+	s, err := d.control(name, magic, writable)
 	if err != nil {
 		return nil, err
 	}
 	capacity, bytesMax, cursors := lane.ProducerFigures(s.Bytes)
-	if capacity != d.header.capacity || bytesMax != d.header.bytesMax || cursors != 1 ||
+	if capacity != d.header.capacity || bytesMax != d.header.bytesMax || cursors != wanted ||
 		lane.BootID(s.Bytes) != d.header.bootID {
 		s.Close()
 		return nil, d.refuse("its file %s says capacity %d, limit %d, %d cursors, or another boot than the channel's file: %s", name, capacity, bytesMax, cursors, damaged)

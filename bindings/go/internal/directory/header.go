@@ -34,8 +34,20 @@ type channelHeader struct {
 	lanesMax           uint32
 	mode               uint32
 	bootID             [16]byte
-	// It requires the feature of messages with a traceparent, the only one that this version knows.
+	// It requires the feature of messages with a traceparent.
 	isTraced bool
+	// It requires the feature of broadcasts: it is one, and has other files.
+	isBroadcast bool
+}
+
+func (h *channelHeader) features() (required uint64) {
+	if h.isTraced {
+		required |= packet.TracedMessages
+	}
+	if h.isBroadcast {
+		required |= packet.BroadcastChannel
+	}
+	return required
 }
 
 func (h *channelHeader) encode() []byte {
@@ -49,9 +61,7 @@ func (h *channelHeader) encode() []byte {
 	copy(b[96:], h.bootID[:])
 	le.PutUint64(b[112:], Checksum(b))
 	le.PutUint32(b[lanesAt:], 1)
-	if h.isTraced {
-		le.PutUint64(b[featuresRequiredAt:], packet.TracedMessages)
-	}
+	le.PutUint64(b[featuresRequiredAt:], h.features())
 	return b
 }
 
@@ -94,7 +104,8 @@ func bootID() (id [16]byte, err error) {
 	return id, fail.System("reading "+file+", which identifies a boot", err)
 }
 
-func (d *Directory) readHeader(mode uint32) error {
+// readHeader reads the header of a broadcast, or of a channel with a receiver.
+func (d *Directory) readHeader(mode uint32, isBroadcast bool) error {
 	fd, err := d.openToMap("channel", false)
 	if err != nil {
 		return err
@@ -115,7 +126,7 @@ func (d *Directory) readHeader(mode uint32) error {
 		mode: le.Uint32(b[84:])}
 	copy(h.bootID[:], b[96:])
 	required := atomic.LoadUint64(word64(d.page.Bytes[featuresRequiredAt:]))
-	h.isTraced = required&packet.TracedMessages != 0
+	h.isTraced, h.isBroadcast = required&packet.TracedMessages != 0, required&packet.BroadcastChannel != 0
 	if problem := h.problem(); problem != "" {
 		return d.refuse("its file channel says %s: %s", problem, damaged)
 	}
@@ -123,9 +134,15 @@ func (d *Directory) readHeader(mode uint32) error {
 		return d.refuse("it was made with mode %o, this side permits at most %o: allow more in the options", h.mode,
 			mode)
 	}
-	if required &^= packet.TracedMessages; required != 0 {
+	if required &^= h.features(); required != 0 {
 		return d.refuse("it requires feature %d, which %s does not have: use the version that made it, or a later one",
 			bits.TrailingZeros64(required), packet.Version)
+	}
+	switch {
+	case h.isBroadcast && !isBroadcast:
+		return d.refuse("it is a broadcast: open it as a publisher or a subscriber")
+	case !h.isBroadcast && isBroadcast:
+		return d.refuse("it is no broadcast: open it as a sender or a receiver")
 	}
 	d.header, d.bits = h, h.mode&0o666
 	var stat unix.Stat_t
@@ -138,6 +155,10 @@ func (d *Directory) readHeader(mode uint32) error {
 	running, err := bootID()
 	if err != nil {
 		return err
+	}
+	if running != h.bootID && h.isBroadcast {
+		return fail.New(fail.ErrRebooted, "%s was made before the last reboot: `pelton rm %s`, and make it anew", d.Path,
+			d.Path)
 	}
 	if running != h.bootID {
 		return fail.New(fail.ErrRebooted,

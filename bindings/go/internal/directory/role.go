@@ -18,9 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lock locks byte 0 of a file, by a description of its own. Unless it waits, it returns -1 while another process has
-// the lock.
-func (d *Directory) lock(name string, waits bool) (int, error) {
+// lock locks byte 0 of a file. Unless it waits, it returns -1 while another process has the lock.
+func (d *Directory) lock(name string, waits bool) (int, error) { return d.lockByte(name, 0, waits) }
+
+// lockByte locks a byte of a file, by a description of its own.
+func (d *Directory) lockByte(name string, at int64, waits bool) (int, error) {
 	fd, err := d.open(name, unix.S_IFREG, unix.O_RDWR)
 	if err != nil {
 		return -1, err
@@ -30,7 +32,7 @@ func (d *Directory) lock(name string, waits bool) (int, error) {
 		command = unix.F_OFD_SETLKW
 	}
 	for {
-		err = unix.FcntlFlock(uintptr(fd), command, &unix.Flock_t{Type: unix.F_WRLCK, Len: 1})
+		err = unix.FcntlFlock(uintptr(fd), command, &unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1})
 		if err != unix.EINTR {
 			break
 		}
@@ -54,9 +56,10 @@ func (d *Directory) lock(name string, waits bool) (int, error) {
 	return -1, d.failed("locking", name, err)
 }
 
-// unlock releases a lock explicitly: a child on its way to exec may have the description for a moment longer.
+// unlock releases a description's lock explicitly: a child on its way to exec may have the description for a moment
+// longer.
 func unlock(fd int) {
-	_ = unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK, Len: 1})
+	_ = unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK})
 	unix.Close(fd)
 }
 
@@ -305,16 +308,16 @@ func (d *Directory) OpenSender(ctx context.Context, isPatient bool) (*link.Outgo
 	}
 	h.Keep()
 	h.directory = nil
-	l := d.newLink(receiverLiveness, producer.Consumer, peers, ownDoorbell)
+	l := d.newLink(receiverLiveness, producer.Consumer, peers, ownDoorbell.Wake)
 	role := &Role{Directory: d, lock: lock, liveness: life}
 	return &link.Outgoing{Lane: producer, Memory: m, Doorbell: ownDoorbell, Link: l}, role, nil
 }
 
 // newLink returns the link to the process that holds a liveness file, now or later.
-func (d *Directory) newLink(life string, says func() (uint64, uint32), fifo int, own *doorbell.Own) *link.Link {
+func (d *Directory) newLink(life string, says func() (uint64, uint32), fifo int, wake func()) *link.Link {
 	watch := func() (int, error) { return d.watch(life) }
-	return &link.Link{Doorbell: doorbell.Peer{FD: fifo, Kind: doorbell.FIFO}, Wake: own.Wake,
-		Path: &link.PathPeer{OpenLiveness: watch, UID: d.owners[1], Generation: says, Wake: own.Wake}}
+	return &link.Link{Doorbell: doorbell.Peer{FD: fifo, Kind: doorbell.FIFO}, Wake: wake,
+		Path: &link.PathPeer{OpenLiveness: watch, UID: d.owners[1], Generation: says, Wake: wake}}
 }
 
 // OpenReceiver claims the role of the receiver, for which it waits as claim does. It owns d.
@@ -366,16 +369,23 @@ func (d *Directory) OpenLane(number int, page *memory.Segment, own *doorbell.Own
 	m.Producer.ForgetDescriptor()
 	m.Data.ForgetDescriptor()
 	return &link.Incoming{Consumer: consumer, Memory: m, Redelivered: seen, ID: id,
-		Link: d.newLink(ofLane(number, LivenessFile), consumer.Producer, fifo, own)}, nil
+		Link: d.newLink(ofLane(number, LivenessFile), consumer.Producer, fifo, own.Wake)}, nil
+}
+
+// Backed is a producer that knows how many bytes of its data are allocated.
+type Backed interface {
+	Capacity() uint64
+	Backed() uint64
+	SetBacked(bytes uint64)
 }
 
 // Back allocates memory for the first bytes of a lane, so that writing there cannot fail.
-func (p *Role) Back(producer *lane.Producer, m *memory.Lane, bytes uint64) error {
+func (p *Role) Back(producer Backed, data *memory.Segment, bytes uint64) error {
 	var err error
 	// If a whole step is not available, less will do.
 	for _, unit := range []uint64{BackedStep, BackedStepMin} {
 		to := min((bytes+unit-1)/unit*unit, producer.Capacity())
-		if err = allocate(m.Data.FD, producer.Backed(), to); err == nil {
+		if err = allocate(data.FD, producer.Backed(), to); err == nil {
 			producer.SetBacked(to)
 			return nil
 		}

@@ -114,16 +114,9 @@ func (j *Joining) Drop() {
 	j.handshake.Close()
 }
 
-// Subscription is a lane of a publisher as its consumer, with the link to the publisher.
-type Subscription struct {
-	Consumer           *lane.BroadcastConsumer
-	Page, Data, Cursor *memory.Segment
-	Link               *link.Link
-}
-
 // NewSubscriber performs the subscriber's part of a handshake. A subscriber that had another publisher keeps its
 // doorbell.
-func (s *Handshake) NewSubscriber(policy lane.Policy, from lane.From, own *doorbell.Own) (*Subscription, error) {
+func (s *Handshake) NewSubscriber(policy lane.Policy, from lane.From, own *doorbell.Own) (*link.Subscription, error) {
 	var p link.Parts
 	defer p.GiveBack()
 	canBarrier := kernel.Membarrier()
@@ -140,7 +133,7 @@ func (s *Handshake) NewSubscriber(policy lane.Policy, from lane.From, own *doorb
 	if err := s.checkSize(offer, s.limited(takes), packet.RolePublisher); err != nil {
 		return nil, err
 	}
-	var sub Subscription
+	var sub link.Subscription
 	if sub.Data, err = s.openData(&p, fds[2], offer, memory.ControlSeals, false); err != nil {
 		return nil, err
 	}

@@ -154,11 +154,20 @@ func MakeBroadcastPage(page []byte, capacity, bytesMax uint64, pid uint32) {
 // MakeCursorPage initializes the page of a consumer.
 func MakeCursorPage(page []byte, policy Policy, pid uint32) {
 	writePreamble(page, MagicCursor)
+	beginCursor(page, policy, pid)
+}
+
+// beginCursor makes a page that no producer counts ready for its next consumer.
+func beginCursor(page []byte, policy Policy, pid uint32) {
 	store32(page, cursorPolicy, uint32(policy.Kind))
 	store64(page, cursorSlack, policy.Slack)
 	store64(page, cursorLagAfterNS, policy.LagAfterNS)
-	store32(page, cursorState, stateOpen)
+	for _, counter := range []uint64{cursorMessages, cursorBytes, cursorWaits, cursorSleeps, cursorWakesSent,
+		cursorMissed} {
+		store64(page, counter, 0)
+	}
 	store32(page, cursorPid, pid)
+	store32(page, cursorState, stateOpen)
 }
 
 // CursorPolicy returns the policy in a consumer's page, which the caller keeps: a hostile consumer may change the page.
@@ -176,23 +185,29 @@ func CursorFigures(page []byte) (messages, missed uint64) {
 	return load64(page, cursorMessages), load64(page, cursorMissed)
 }
 
+// CursorPID returns a consumer's process, as it says.
+func CursorPID(page []byte) uint32 { return load32(page, cursorPid) }
+
 // CursorLastRing returns a consumer's last ring, as it says.
 func CursorLastRing(page []byte) LastRing { return loadLastRing(page, cursorLastRing) }
 
 // signatureOf returns the layout's signature in the preamble of a segment.
 func signatureOf(magic uint64) uint64 {
-	if magic == MagicBroadcast || magic == MagicCursor {
+	switch magic {
+	case MagicBroadcast, MagicCursor:
 		return BroadcastSignature
+	case MagicTable:
+		return TableSignature
 	}
 	return LayoutSignature
 }
 
-// keep stores kept and its place, before the caller overwrites anything below.
-func keep(page []byte, number uint64, place Position) {
-	store64(page, broadcastKeptPlace, place.Pack()) // [keep]
-	store64(page, broadcastKept, number)            // [keep]
+// storeBound stores a number that only grows, after its place and before the caller overwrites anything below.
+func storeBound(segment []byte, numberAt, placeAt, number uint64, place Position) {
+	store64(segment, placeAt, place.Pack()) // [keep]
+	store64(segment, numberAt, number)      // [keep]
 	// Nothing that is stored from here on is visible before. Above: why.
-	load64(page, broadcastKept)
+	load64(segment, numberAt)
 }
 
 // fenceAfterReading keeps what was read before it ahead of an atomic load behind it. x86-64 does so by itself. On
@@ -206,10 +221,15 @@ func fenceAfterReading(word *uint64) {
 // keptAndPlace returns the number of the oldest message that the producer has not given up, and its place: also of a
 // producer that has stopped, or died, while it stored them. Errors: [Corrupt].
 func keptAndPlace(page []byte, capacity uint64) (uint64, Position, error) {
+	return loadBound("kept", page, broadcastKept, broadcastKeptPlace, capacity)
+}
+
+// loadBound loads what storeBound stores.
+func loadBound(what string, segment []byte, numberAt, placeAt, capacity uint64) (uint64, Position, error) {
 	for range keptTries {
-		number := load64(page, broadcastKept)             // [keep]
-		place := Unpack(load64(page, broadcastKeptPlace)) // [keep]
-		if again := load64(page, broadcastKept); again != number {
+		number := load64(segment, numberAt)       // [keep]
+		place := Unpack(load64(segment, placeAt)) // [keep]
+		if again := load64(segment, numberAt); again != number {
 			continue
 		}
 		if err := place.check("place of the oldest message", capacity); err != nil {
@@ -217,13 +237,13 @@ func keptAndPlace(page []byte, capacity uint64) (uint64, Position, error) {
 		}
 		// The place is that of this number, or of a later one that the producer has not stored yet.
 		if number == 0 || number > numberMax {
-			return 0, place, &Corrupt{"kept", number, numberMax}
+			return 0, place, &Corrupt{what, number, numberMax}
 		}
 		ahead := place.Since(Position{Seq: seqOf(number)})
 		if ahead > capacity/8 {
-			return 0, place, &Corrupt{"messages from kept to its place", ahead, capacity / 8}
+			return 0, place, &Corrupt{"messages from " + what + " to its place", ahead, capacity / 8}
 		}
 		return number + ahead, place, nil
 	}
-	return 0, Position{}, &Corrupt{"kept, which changes at each load", load64(page, broadcastKept), 0}
+	return 0, Position{}, &Corrupt{what + ", which changes at each load", load64(segment, numberAt), 0}
 }

@@ -8,6 +8,8 @@ type BroadcastConsumer struct {
 	bytesMax uint64
 	policy   Policy
 	slot     uint32
+	// By path: the table that the page is in.
+	table Table
 
 	// The place of the next message, unless the policy is [Latest], and its number.
 	cursor uint64
@@ -28,6 +30,19 @@ type BroadcastConsumer struct {
 // limit is the lane's, as checked when it was opened. Errors: [Corrupt].
 func NewBroadcastConsumer(memory BroadcastMemory, page []byte, policy Policy, joined Joined, bytesMax uint64,
 	canBarrier bool) (*BroadcastConsumer, error) {
+	if most := skipMax(uint64(len(memory.Data))); joined.Skip > most {
+		return nil, &Corrupt{"messages to pass over", joined.Skip, most}
+	}
+	c, err := broadcastConsumerAt(memory, page, policy, joined, bytesMax, canBarrier)
+	if err == nil {
+		store64(page, cursorNumber, c.number) // [release]
+	}
+	return c, err
+}
+
+// broadcastConsumerAt returns the consumer where it has joined.
+func broadcastConsumerAt(memory BroadcastMemory, page []byte, policy Policy, joined Joined, bytesMax uint64,
+	canBarrier bool) (*BroadcastConsumer, error) {
 	capacity := uint64(len(memory.Data))
 	if err := joined.Place.check("place of the first message", capacity); err != nil {
 		return nil, err
@@ -37,17 +52,13 @@ func NewBroadcastConsumer(memory BroadcastMemory, page []byte, policy Policy, jo
 		return nil, &Corrupt{"slot", uint64(joined.Slot), CursorsMax - 1}
 	case joined.Number == 0 || joined.Number > numberMax || joined.Place.Seq != seqOf(joined.Number):
 		return nil, &Corrupt{"number of the first message", joined.Number, uint64(joined.Place.Seq)}
-	case joined.Skip > skipMax(capacity):
-		return nil, &Corrupt{"messages to pass over", joined.Skip, skipMax(capacity)}
 	}
-	c := &BroadcastConsumer{
+	return &BroadcastConsumer{
 		memory: memory, page: page, capacity: capacity, bytesMax: bytesMax, policy: policy, slot: joined.Slot,
 		cursor: joined.Place.Offset, seq: joined.Place.Seq, number: joined.Number, skip: joined.Skip,
 		sleeper: newSleeper(word64(page, cursorSleep+cursorSleepBytes*uint64(joined.Slot)), canBarrier),
 		waker:   newWaker(word64(memory.Producer, producerSleep), word32(page, cursorFenced)),
-	}
-	store64(page, cursorNumber, c.number) // [release]
-	return c, nil
+	}, nil
 }
 
 // ReadsInPlace reports whether the producer never passes this consumer. Otherwise it must copy.
@@ -62,6 +73,12 @@ func (c *BroadcastConsumer) Peek() (Record, bool, error) {
 		return Record{Offset: c.cursor, Bytes: bytes, Seq: c.seq}, true, nil
 	}
 	c.ShowCounters()
+	if c.table != nil {
+		// A producer that counts this consumer holds for it. One that has refused its files, or its cursor, does not.
+		if held := load64(c.table, tableHeld); held > c.number {
+			return Record{}, false, &Corrupt{"held, beyond a cursor that gates", held, c.number}
+		}
+	}
 	for {
 		record, ok, err := c.recordAt(Position{c.cursor, c.seq})
 		if err != nil || !ok || c.skip == 0 {
@@ -318,5 +335,8 @@ func (c *BroadcastConsumer) BytesMax() uint64 { return c.bytesMax }
 func (c *BroadcastConsumer) Close() {
 	c.ShowCounters()
 	store32(c.page, cursorState, stateClosed) // [close]
+	if c.table != nil {
+		c.table.Detach(c.slot)
+	}
 	c.sleeper.Close()
 }

@@ -24,21 +24,31 @@ type BroadcastProducer struct {
 	// The number of the next message, and the place of the one before it; 0 before the first.
 	number, newest uint64
 	kept           uint64
+	// From this number on it overwrites nothing; at most kept. By path, a consumer may have joined before kept while the
+	// producer moved it. Otherwise it is kept.
+	held uint64
 	// Consumers that have joined so far.
 	joins uint64
 	slots []broadcastSlot
 	// The sleep words of the consumers, in the order of slots.
 	sleepWords []*uint64
-	// A consumer may be lost, and not removed yet.
-	hasLost bool
+	// A consumer may be lost, and not removed yet, or has joined by itself.
+	hasNews bool
 	// Consumers with the policy Latest.
 	latest int
 	// The last so many messages are kept for later consumers, as long as that costs no consumer space.
 	history uint64
-	// In the order of their numbers, from first on. The first is at kept.
+	// In the order of their numbers, from first on. The first is at held.
 	waypoints []waypoint
 	first     int
 	apart     uint64
+
+	// By path: consumers that join by themselves, and the join of each slot as last loaded.
+	table      Table
+	tableJoins [CursorsMax]uint64
+	// How often consumers have joined or left by themselves; a zero if they cannot. [join]
+	changes     *uint64
+	changesSeen uint64
 }
 
 // waypoint is where a message is, or will be: known to this side alone.
@@ -54,6 +64,8 @@ type broadcastSlot struct {
 	join   uint64
 	page   []byte
 	policy Policy
+	// Where it joined, or, by path, may join.
+	joined uint64
 	// Its cursor, as last loaded and checked.
 	seen uint64
 	// It held the producer up for too long when this was the next message, and lags until it has caught up; 0: not.
@@ -81,20 +93,35 @@ func NewBroadcastProducer(memory BroadcastMemory, canBarrier bool) (*BroadcastPr
 
 // newBroadcastProducer: the first message has that number.
 func newBroadcastProducer(memory BroadcastMemory, number uint64, canBarrier bool) (*BroadcastProducer, error) {
-	own, receiver := make([]byte, 512), make([]byte, 512)
 	start := Position{Seq: seqOf(number)}
-	store64(own, consumerHead, start.Pack())
-	inner, err := NewProducer(Memory{Producer: memory.Producer, Consumer: own, Receiver: receiver, Data: memory.Data},
-		start, start, 0, canBarrier)
+	p, err := broadcastProducerAt(memory, number, start, number, start, 0, canBarrier)
 	if err != nil {
 		return nil, err
 	}
-	p := &BroadcastProducer{inner: inner, page: memory.Producer, own: own, number: number, kept: number,
-		apart: waypointBytes(inner.capacity)}
-	p.waypoints = append(p.waypoints, waypoint{number, start, inner.SentBytes()})
-	keep(p.page, number, start)
+	p.waypoints = append(p.waypoints, waypoint{number, start, p.inner.SentBytes()})
+	storeBound(p.page, broadcastKept, broadcastKeptPlace, number, start)
 	return p, nil
 }
+
+// broadcastProducerAt returns a producer without waypoints, whose next message has that number and goes to the tail.
+// The caller adds a waypoint at held.
+func broadcastProducerAt(memory BroadcastMemory, number uint64, tail Position, held uint64, head Position, floor uint64,
+	canBarrier bool) (*BroadcastProducer, error) {
+	own, receiver := make([]byte, 512), make([]byte, 512)
+	store64(own, consumerHead, head.Pack())
+	inner, err := NewProducer(Memory{Producer: memory.Producer, Consumer: own, Receiver: receiver, Data: memory.Data},
+		tail, head, floor, canBarrier)
+	if err != nil {
+		return nil, err
+	}
+	p := &BroadcastProducer{inner: inner, page: memory.Producer, own: own, number: number, kept: held, held: held,
+		apart: waypointBytes(inner.capacity)}
+	p.changes = p.zero()
+	return p, nil
+}
+
+// zero returns a word that is always 0: see own.
+func (p *BroadcastProducer) zero() *uint64 { return word64(p.own, 0) }
 
 // SetHistory keeps the last messages for consumers that join later, as long as they take no space that a message needs.
 func (p *BroadcastProducer) SetHistory(messages uint64) { p.history = messages }
@@ -113,8 +140,7 @@ func (p *BroadcastProducer) Join(page []byte, policy Policy, from From) (Joined,
 	for taken>>slot&1 != 0 {
 		slot++
 	}
-	p.joins++
-	joined := Joined{Slot: slot, Join: p.joins, Number: p.number, Place: p.inner.Tail()}
+	joined := Joined{Slot: slot, Number: p.number, Place: p.inner.Tail()}
 	oldest := p.waypoints[p.first]
 	switch {
 	case from.Kind == FromOldest:
@@ -124,19 +150,33 @@ func (p *BroadcastProducer) Join(page []byte, policy Policy, from From) (Joined,
 		at := p.waypointBefore(first)
 		joined.Number, joined.Place, joined.Skip = at.number, at.place, first-at.number
 	}
-	policy = policy.within(p.inner.capacity)
-	p.slots = append(p.slots, broadcastSlot{slot: slot, join: p.joins, page: page, policy: policy, seen: joined.Number})
+	joined.Join = p.count(slot, page, policy, joined.Number)
+	if policy.Kind == Latest {
+		p.storeLast()
+	}
+	return joined, true
+}
+
+// count counts a consumer from now on.
+func (p *BroadcastProducer) count(slot uint32, page []byte, policy Policy, number uint64) (join uint64) {
+	p.joins++
+	p.slots = append(p.slots, broadcastSlot{slot: slot, join: p.joins, page: page,
+		policy: policy.within(p.inner.capacity), joined: number, seen: number})
 	p.sleepWords = append(p.sleepWords, word64(page, cursorSleep+cursorSleepBytes*uint64(slot)))
 	if policy.Kind == Latest {
 		p.latest++
-		// It finds the newest message, if the lane still has it, and no older one, whose seq may have come round.
-		newest := p.newest
-		if p.kept == p.number {
-			newest = 0
-		}
-		store64(p.page, broadcastLast, newest) // [last]
 	}
-	return joined, true
+	return p.joins
+}
+
+// storeLast stores the newest message for a consumer of that, if the lane still has it, and no older one, whose seq may
+// have come round.
+func (p *BroadcastProducer) storeLast() {
+	newest := p.newest
+	if p.kept == p.number {
+		newest = 0
+	}
+	store64(p.page, broadcastLast, newest) // [last]
 }
 
 // Remove removes a consumer: from now on the producer does not wait for it. The caller may unmap its page afterwards.
@@ -158,11 +198,9 @@ func (p *BroadcastProducer) Remove(join uint64) {
 	}
 }
 
-// HasLost reports whether a reservation has found that a consumer has closed or broken the rules: see Lost.
-func (p *BroadcastProducer) HasLost() bool { return p.hasLost }
-
 // Lost returns a consumer that the producer no longer counts, and why. The caller then removes it.
 func (p *BroadcastProducer) Lost() (join uint64, why error, ok bool) {
+	p.discover()
 	for i := range p.slots {
 		s := &p.slots[i]
 		if s.loss == nil && s.isClosed() {
@@ -172,7 +210,7 @@ func (p *BroadcastProducer) Lost() (join uint64, why error, ok bool) {
 			return s.join, s.loss, true
 		}
 	}
-	p.hasLost = false
+	p.hasNews = false
 	return 0, nil, false
 }
 
@@ -260,7 +298,7 @@ func (p *BroadcastProducer) addWaypoint(w waypoint) {
 	p.waypoints = append(p.waypoints, w)
 }
 
-// waypointBefore returns the newest waypoint not after the number, which is not below kept.
+// waypointBefore returns the newest waypoint not after the number, which is not below held.
 func (p *BroadcastProducer) waypointBefore(number uint64) waypoint {
 	present := p.waypoints[p.first:]
 	// Mostly the first or the second: the slowest consumer is near it.
@@ -311,19 +349,26 @@ func (p *BroadcastProducer) keepFor(lenient bool) {
 
 // loadCursors loads and checks each cursor once.
 func (p *BroadcastProducer) loadCursors() {
+	p.discover()
 	for i := range p.slots {
 		s := &p.slots[i]
 		if s.loss == nil && s.isClosed() {
 			s.loss = ErrCursorClosed
 		}
 		if s.loss != nil {
-			p.hasLost = true
+			p.hasNews = true
 			continue
 		}
 		number := load64(s.page, cursorNumber) // [release]
-		// 0: it has not attached yet, and stands where it joined.
-		if number != 0 && (number < s.seen || number > p.number) {
-			s.loss, p.hasLost = &Corrupt{"number of a cursor", number, p.number}, true
+		// 0: it has not attached yet, and stands where it joined. By path, one that joins by itself stores numbers until
+		// none is below kept.
+		isJoining := number == 0 || p.table != nil && s.seen == s.joined && number < s.joined
+		if !isJoining && (number < s.seen || number > p.number) {
+			s.loss, p.hasNews = &Corrupt{"number of a cursor", number, p.number}, true
+			if p.hasRejoined(s.slot) {
+				// The number is its successor's.
+				s.loss = ErrCursorClosed
+			}
 			continue
 		}
 		s.seen = max(s.seen, number)
@@ -340,11 +385,18 @@ func (p *BroadcastProducer) keep(oldest uint64) {
 		p.addWaypoint(waypoint{oldest, p.inner.Tail(), p.inner.SentBytes()})
 	}
 	w := p.waypointBefore(max(oldest, p.kept))
-	if w.number == p.kept {
+	if w.number > p.kept {
+		testHookKeep()
+		storeBound(p.page, broadcastKept, broadcastKeptPlace, w.number, w.place)
+		p.kept = w.number
+	}
+	if p.table != nil {
+		w = p.hold()
+	}
+	if w.number == p.held {
 		return
 	}
-	keep(p.page, w.number, w.place)
-	p.kept = w.number
+	p.held = w.number
 	for p.waypoints[p.first].number < w.number {
 		p.first++
 	}
@@ -365,13 +417,15 @@ func (p *BroadcastProducer) Commit(bytes uint64) (asleep uint64) {
 	for _, word := range p.sleepWords {
 		found |= atomic.LoadUint64(word) // [sleep]
 	}
-	if found&armed == 0 {
+	if found&armed == 0 && atomic.LoadUint64(p.changes) == p.changesSeen {
 		return 0
 	}
 	return p.findSleepers()
 }
 
 func (p *BroadcastProducer) findSleepers() (asleep uint64) {
+	// A consumer that joined by itself may sleep. [join] [sleep]
+	p.discover()
 	for i, at := range p.sleepWords {
 		word := atomic.LoadUint64(at) // [sleep]
 		s := &p.slots[i]
@@ -487,6 +541,12 @@ func (p *BroadcastProducer) Capacity() uint64 { return p.inner.capacity }
 
 // BytesMax returns the largest message in bytes.
 func (p *BroadcastProducer) BytesMax() uint64 { return p.inner.bytesMax }
+
+// Backed returns how many bytes, from the start of the data, are allocated: see [Producer.Backed].
+func (p *BroadcastProducer) Backed() uint64 { return p.inner.Backed() }
+
+// SetBacked sets the allocated bytes.
+func (p *BroadcastProducer) SetBacked(bytes uint64) { p.inner.SetBacked(bytes) }
 
 // SetWindow sets the window.
 func (p *BroadcastProducer) SetWindow(bytes uint64) { p.inner.SetWindow(bytes) }

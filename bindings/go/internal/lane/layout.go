@@ -279,10 +279,18 @@ func MakeUnused(page []byte) {
 // WritePreamble writes the first words of a control segment.
 func WritePreamble(page []byte, magic uint64) { writePreamble(page, magic) }
 
+// BytesOf returns the size of a control segment.
+func BytesOf(magic uint64) uint32 {
+	if magic == MagicTable {
+		return TableBytes
+	}
+	return SegmentBytes
+}
+
 func writePreamble(page []byte, magic uint64) {
 	binary.LittleEndian.PutUint64(page, magic)
 	binary.LittleEndian.PutUint32(page[8:], WireVersion)
-	binary.LittleEndian.PutUint32(page[12:], SegmentBytes)
+	binary.LittleEndian.PutUint32(page[12:], BytesOf(magic))
 	binary.LittleEndian.PutUint64(page[16:], signatureOf(magic))
 }
 

@@ -447,7 +447,8 @@ func (p *Producer) advance(end uint64, nextSeq, messages uint32, bytes uint64) W
 	p.bytes += bytes
 	page := p.memory.Producer
 	// Plain stores: a successor reads the tail after it learned of the death by a system call, and walks on from
-	// here. The others are statistics.
+	// here. A consumer that joins a broadcast by itself reads it at any time, and takes it for one of an earlier time. The
+	// others are statistics.
 	*word64(page, producerTail) = Position{end, nextSeq}.Pack()
 	*word64(page, producerMessages) = p.messages
 	*word64(page, producerBytes) = p.bytes

@@ -78,6 +78,15 @@ type Incoming struct {
 	MemoryShare limits.Share
 }
 
+// Subscription is a publisher's lane as its consumer, with the link to the publisher.
+type Subscription struct {
+	Consumer   *lane.BroadcastConsumer
+	Page, Data *memory.Segment
+	// The consumer's page; by path the table that has it.
+	Cursor *memory.Segment
+	Link   *Link
+}
+
 // New owns the descriptors. It cannot fail: the peer has this side's READY.
 func New(socket *kernel.Descriptor, process int, doorbell doorbell.Peer, given []doorbell.Pair, peer kernel.Peer,
 	wake func()) *Link {

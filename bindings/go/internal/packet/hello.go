@@ -19,6 +19,9 @@ const TracedRequests uint64 = 1 << 0
 // requires it.
 const TracedMessages uint64 = 1 << 1
 
+// BroadcastChannel is the feature of a directory that is a broadcast. No HELLO has it.
+const BroadcastChannel uint64 = 1 << 2
+
 // FeaturesOffered has a bit for each feature of this version.
 const FeaturesOffered = TracedRequests | TracedMessages
 

@@ -137,7 +137,7 @@ func (w *Window) followAt(sent uint64, producer *lane.Producer, m *memory.Lane, 
 	w.sample(sent, receiver, time.Since(processStart))
 	backed := producer.Backed()
 	// Path channels allocate the whole window now, so that a full file system ends the trial and does not fail a send.
-	if current := producer.Window(); w.Bytes > current && w.Bytes > backed && role.Back(producer, m, w.Bytes) != nil {
+	if current := producer.Window(); w.Bytes > current && w.Bytes > backed && role.Back(producer, m.Data, w.Bytes) != nil {
 		// A disk's file system keeps what it had allocated before it was full.
 		from, to := limits.RoundUp(backed, directory.BackedStepMin), min(limits.RoundUp(w.Bytes, directory.BackedStep),
 			producer.Capacity())

@@ -1,0 +1,442 @@
+package lane
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/pelton-ipc/pelton/bindings/go/internal/vectors"
+)
+
+// pathLane is a lane by path, with the bytes that outlive its sides.
+type pathLane struct {
+	BroadcastMemory
+	table Table
+}
+
+func freshPathLane(capacity uint64) pathLane {
+	l := pathLane{freshBroadcast(capacity), words(TableBytes)}
+	MakeUnused(l.Producer)
+	MakeTable(l.table)
+	return l
+}
+
+func (l pathLane) bytesMax() uint64 { return MessageBytesLimit(uint64(len(l.Data))) }
+
+func (l pathLane) takeOver(t *testing.T) *BroadcastProducer {
+	t.Helper()
+	p, err := TakeOverBroadcastProducer(l.BroadcastMemory, l.table, l.bytesMax(), true, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.SetBacked(p.Capacity())
+	return p
+}
+
+func (l pathLane) mustJoin(t *testing.T, joining JoinByPath) *BroadcastConsumer {
+	t.Helper()
+	c, err := JoinBroadcast(l.BroadcastMemory, l.table, joining, l.bytesMax(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestTheTablesLayoutIsTheSpecifications(t *testing.T) {
+	line := regexp.MustCompile(`broadcast=3836989f4c25b509;[^\n]*`).Find(vectors.Specification(t, "broadcast.md"))
+	hash := uint64(0xcbf29ce484222325)
+	for _, b := range line {
+		hash = (hash ^ uint64(b)) * 0x100000001b3
+	}
+	if hash != TableSignature {
+		t.Fatalf("%#x", hash)
+	}
+	for field, at := range map[string]int{"changes": tableChanges, "held": tableHeld, "held_place": tableHeldPlace,
+		"begun": entryBegun, "name": entryName, "entry": tableEntries, "cursor": tableCursors} {
+		found := regexp.MustCompile(`[:,;]` + field + `@(\d+)`).FindSubmatch(line)
+		if found == nil || string(found[1]) != strconv.Itoa(at) {
+			t.Errorf("%s: %s, %d", field, found, at)
+		}
+	}
+	if binary.LittleEndian.Uint64([]byte("pelton-T")) != MagicTable || TableBytes != 540672 {
+		t.Error("the magic, or the size")
+	}
+}
+
+func TestANameIsWrittenWholeAndFreed(t *testing.T) {
+	table := Table(words(TableBytes))
+	for _, name := range []string{"a", "eight888", strings.Repeat("n", DurableBytesMax), ""} {
+		table.SetName(63, name)
+		if found := table.Slot(63).Name; found != name {
+			t.Errorf("%q, wanted %q", found, name)
+		}
+		table.SetName(63, "")
+	}
+}
+
+// Producers that succeed each other at any time, and consumers that join, leave and return: each gets what its policy
+// says, and the count of what it missed fits.
+func TestALaneByPathGivesEachConsumerWhatItsPolicySays(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	for range 20 {
+		pathModel(t, random)
+	}
+}
+
+func pathModel(t *testing.T, random *rand.Rand) {
+	capacity := uint64(CapacityMin) << random.Uint64N(6)
+	l := freshPathLane(capacity)
+	history := random.Uint64N(3) * random.Uint64N(100)
+	begin := func() *BroadcastProducer {
+		p := l.takeOver(t)
+		p.SetHistory(history)
+		p.SetWindow(capacity >> random.Uint64N(3))
+		return p
+	}
+	p := begin()
+	sizes := map[uint64]uint64{}
+	var readers [8]*reader
+	// Where a durable consumer that is away continues; it released everything before.
+	var away [8]uint64
+	join := func(slot uint32) {
+		// The upper half is durable, by the same policy each time.
+		isDurable := slot >= 4
+		policy := Policy{Kind: PolicyKind(1 + random.IntN(4)), Slack: random.Uint64N(capacity)}
+		if isDurable {
+			policy.Kind = []PolicyKind{Gate, Lag, GateUntil, Gate}[slot-4]
+		}
+		from := From{FromKind(random.IntN(3)), random.Uint64N(200)}
+		kept, next := load64(l.Producer, broadcastKept), p.Number()
+		c := l.mustJoin(t, JoinByPath{slot, policy, from, isDurable, 1})
+		switch {
+		case isDurable && away[slot] != 0:
+			next = away[slot]
+		case from.Kind == FromOldest:
+			next = kept
+		case from.Kind == FromLast:
+			next = max(next-min(next, from.Last), kept)
+		}
+		if c.Number() != next {
+			t.Fatalf("slot %d begins at %d, wanted %d", slot, c.Number(), next)
+		}
+		readers[slot] = &reader{BroadcastConsumer: c, policy: policy, next: next}
+	}
+	for range 2000 {
+		slot := uint32(random.IntN(len(readers)))
+		r := readers[slot]
+		switch choice := random.IntN(20); {
+		case choice == 0 && r == nil:
+			join(slot)
+		case choice == 1 && r != nil:
+			// It is killed, or leaves in order.
+			if readers[slot] = nil; slot < 4 {
+				r.Close()
+			} else {
+				away[slot] = load64(r.page, cursorNumber)
+			}
+		case choice == 2 && random.IntN(4) == 0:
+			p = begin()
+		case choice < 12:
+			for join, _, ok := p.Lost(); ok; join, _, ok = p.Lost() {
+				p.Remove(join)
+			}
+			bytes := min(l.bytesMax(), random.Uint64N(1<<random.Uint64N(14)))
+			if sizes[p.Number()] = bytes; mustSend(t, p, bytes) {
+				break
+			}
+			holder, ok := p.Holder()
+			if !ok {
+				t.Fatal("the lane is full for no consumer")
+			}
+			p.LetLag(holder.Join)
+		case r != nil:
+			for n := random.IntN(50); n >= 0 && r.read(t, p.Number()-1, sizes); n-- {
+				if random.IntN(3) == 0 {
+					r.Release()
+				}
+			}
+		}
+	}
+	for slot := range readers {
+		if readers[slot] == nil {
+			join(uint32(slot))
+		}
+		for readers[slot].read(t, p.Number()-1, sizes) {
+		}
+	}
+	p.Lost()
+	if !p.IsReleased() {
+		t.Fatal("not all is released")
+	}
+}
+
+// A producer that publishes between any two steps of a consumer that joins, as much as it can: the consumer begins with
+// a message that the lane still has, and receives everything from there on.
+func TestAProducerMayMoveOnBetweenTheStepsOfAJoin(t *testing.T) {
+	defer func() { testHookJoin = func() {} }()
+	for at := range 40 {
+		for kind := Gate; kind <= GateUntil; kind++ {
+			for from := FromNow; from <= FromLast; from++ {
+				l := freshPathLane(CapacityMin)
+				p := l.takeOver(t)
+				sizes := map[uint64]uint64{}
+				send := func() {
+					for range 50 {
+						if sizes[p.Number()] = p.Number() % 300; !mustSend(t, p, sizes[p.Number()]) {
+							break
+						}
+					}
+					if _, why, ok := p.Lost(); ok {
+						t.Fatal(why)
+					}
+				}
+				send()
+				steps := 0
+				testHookJoin = func() {
+					if steps == at || steps == at+1 {
+						send()
+					}
+					steps++
+				}
+				c := l.mustJoin(t, JoinByPath{7, Policy{Kind: kind, Slack: 1000}, From{from, 9}, true, 1})
+				r := &reader{BroadcastConsumer: c, policy: Policy{Kind: kind}, next: c.Number()}
+				for r.read(t, p.Number()-1, sizes) {
+					r.Release()
+				}
+				send()
+				for r.read(t, p.Number()-1, sizes) {
+					r.Release()
+				}
+			}
+		}
+	}
+}
+
+// The reverse: a consumer joins while a producer that has not found it moves kept past it.
+func TestAConsumerMayJoinWhileTheProducerMovesKept(t *testing.T) {
+	defer func() { testHookKeep = func() {} }()
+	for at := range 10 {
+		l := freshPathLane(CapacityMin)
+		p := l.takeOver(t)
+		var r *reader
+		steps := 0
+		testHookKeep = func() {
+			if steps == at {
+				c := l.mustJoin(t, JoinByPath{Slot: 3, Policy: Policy{Kind: Gate}, From: From{Kind: FromOldest}})
+				r = &reader{BroadcastConsumer: c, policy: Policy{Kind: Gate}, next: c.Number()}
+			}
+			steps++
+		}
+		sizes := map[uint64]uint64{}
+		for range 500 {
+			if sizes[p.Number()] = p.Number() % 300; !mustSend(t, p, sizes[p.Number()]) {
+				break
+			}
+		}
+		if r == nil {
+			t.Fatal("it has not joined")
+		}
+		for r.read(t, p.Number()-1, sizes) {
+			r.Release()
+		}
+	}
+}
+
+// A consumer that joins and falls asleep between a reservation and its commit is rung.
+func TestAConsumerThatHasJustJoinedIsRung(t *testing.T) {
+	l := freshPathLane(CapacityMin)
+	p := l.takeOver(t)
+	if _, ok, err := p.TryReserve(8); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	c := l.mustJoin(t, JoinByPath{Slot: 9, Policy: Policy{Kind: Gate}})
+	c.Arm(yes)
+	if asleep := p.Commit(8); asleep != 1<<9 {
+		t.Fatalf("%b", asleep)
+	}
+	if joined := p.Joined(); len(joined) != 1 || joined[0].Slot != 9 || !p.HasNews() {
+		t.Fatal(joined)
+	}
+	// It leaves, and another one takes the slot before the producer finds that.
+	c.Close()
+	if l.table.Slot(9).IsCounted {
+		t.Fatal("it is counted after its close")
+	}
+	l.mustJoin(t, JoinByPath{Slot: 9, Policy: Policy{Kind: Lag}})
+	if join, why, ok := p.Lost(); !ok || why != ErrCursorClosed || join != 1 {
+		t.Fatal(join, why, ok)
+	}
+	p.Remove(1)
+	if joined := p.Joined(); len(joined) != 1 || joined[0].Join != 2 || joined[0].Policy.Kind != Lag {
+		t.Fatal(joined)
+	}
+}
+
+// [join]: a producer that overwrites what a consumer has yet to read, which has just joined, loses a message. Not under
+// the race detector: a consumer that joins loads headers that may be overwritten meanwhile, and then discards them.
+func TestConsumersJoinWhileTheProducerPublishes(t *testing.T) {
+	const capacity, joins, consumers = CapacityMin, 300, 3
+	l := freshPathLane(capacity)
+	p := l.takeOver(t)
+	failed := make(chan error, consumers)
+	// follow joins, receives some messages, and leaves.
+	follow := func(slot uint32) error {
+		c, err := JoinBroadcast(l.BroadcastMemory, l.table, JoinByPath{slot, Policy{Kind: Gate}, From{FromKind(slot % 3), 5},
+			false, 1}, l.bytesMax(), true)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for n := 0; n < 20; {
+			record, ok, err := c.Peek()
+			if err != nil {
+				return err
+			}
+			if !ok {
+				c.Release()
+				runtime.Gosched()
+				continue
+			}
+			if payload := c.Payload(record); uint64(len(payload)) != c.Number()%500 ||
+				!isFilled(payload, uint32(c.Number())) {
+				return fmt.Errorf("message %d is wrong", c.Number())
+			}
+			c.Take(record)
+			n++
+			c.Release()
+		}
+		return nil
+	}
+	for slot := range uint32(consumers) {
+		go func() {
+			var err error
+			for n := 0; n < joins && err == nil; n++ {
+				err = follow(slot)
+			}
+			failed <- err
+		}()
+	}
+	for running := consumers; running > 0; {
+		if !mustSend(t, p, p.Number()%500) {
+			runtime.Gosched()
+		}
+		for join, why, ok := p.Lost(); ok; join, why, ok = p.Lost() {
+			if p.Remove(join); why != ErrCursorClosed {
+				t.Error(why)
+			}
+		}
+		select {
+		case err := <-failed:
+			if running--; err != nil {
+				t.Error(err)
+			}
+		default:
+		}
+	}
+}
+
+// Whatever is in the page, the table and the data, and whatever another process writes meanwhile: a producer that
+// takes over, and consumers that join, stay within their bounds, and their calls end.
+func FuzzTheSidesOfAHostileTable(f *testing.F) {
+	f.Add(uint64(1), uint16(0))
+	f.Add(uint64(2), uint16(0xffff))
+	f.Fuzz(func(t *testing.T, seed uint64, choice uint16) {
+		random := rand.New(rand.NewPCG(seed, uint64(choice)))
+		l := freshPathLane(CapacityMin)
+		var p *BroadcastProducer
+		var consumers [5]*BroadcastConsumer
+		damage := func() {
+			near := Position{8 * random.Uint64N(CapacityMin/8+2), 1 + random.Uint32N(60)}.Pack()
+			number, slot := random.Uint64N(60), random.Uint32N(uint32(len(consumers)))
+			switch random.IntN(10) {
+			case 0:
+				store64(l.Producer, broadcastKept, number)
+			case 1:
+				store64(l.Producer, broadcastKeptPlace, near)
+			case 2:
+				store64(l.table, tableHeld, number)
+			case 3:
+				store64(l.table, tableHeldPlace, near)
+			case 4:
+				store64(l.Producer, producerTail, near)
+			case 5:
+				store64(l.table, entryAt(slot), random.Uint64N(4))
+				store64(l.table, tableChanges, random.Uint64N(99))
+			case 6:
+				store64(l.table.Cursor(slot), 8*random.Uint64N(40), random.Uint64()>>random.IntN(64))
+			case 7:
+				store64(l.Data, 8*random.Uint64N(CapacityMin/8), near&^0xffffffff|random.Uint64N(100))
+			case 8:
+				store64(l.Producer, 8*random.Uint64N(96), random.Uint64())
+			case 9:
+				store64(l.table, entryAt(slot)+8*random.Uint64N(16), random.Uint64N(3))
+			}
+		}
+		var buffer []byte
+		for range 300 {
+			if random.IntN(5) == 0 {
+				damage()
+			}
+			slot := random.Uint32N(uint32(len(consumers)))
+			switch c := consumers[slot]; {
+			case p == nil || random.IntN(40) == 0:
+				var err error
+				if p, err = TakeOverBroadcastProducer(l.BroadcastMemory, l.table, l.bytesMax(), true, 1); err != nil {
+					mustBeCorrupt(t, err)
+					l, p, consumers = freshPathLane(CapacityMin), nil, [5]*BroadcastConsumer{}
+				} else {
+					p.SetBacked(p.Capacity())
+				}
+			case c == nil:
+				joining := JoinByPath{slot, Policy{Kind: PolicyKind(1 + random.IntN(4)), Slack: random.Uint64N(5000)},
+					From{FromKind(random.IntN(3)), random.Uint64N(50)}, random.IntN(2) == 0, 1}
+				c, err := JoinBroadcast(l.BroadcastMemory, l.table, joining, l.bytesMax(), true)
+				if consumers[slot] = c; err != nil {
+					mustBeCorrupt(t, err)
+					consumers[slot] = nil
+				}
+			case random.IntN(30) == 0:
+				c.Close()
+				consumers[slot] = nil
+			case random.IntN(2) == 0:
+				bytes := random.Uint64N(600)
+				space, ok, err := p.TryReserve(bytes)
+				if ok {
+					fill(space, 1)
+					p.Commit(bytes)
+				} else if err == nil {
+					p.Arm(bytes, random.IntN(2) == 0, yes)
+				}
+				for n := 0; n < 2*CursorsMax; n++ {
+					if join, _, ok := p.Lost(); ok {
+						p.Remove(join)
+					}
+				}
+				p.Joined()
+			default:
+				var err error
+				if c.ReadsInPlace() {
+					var record Record
+					var ok bool
+					if record, ok, err = c.Peek(); ok {
+						c.Take(record)
+					}
+				} else {
+					buffer, _, err = c.Copy(buffer)
+				}
+				c.Release()
+				if err != nil {
+					mustBeCorrupt(t, err)
+					consumers[slot] = nil
+				}
+			}
+		}
+	})
+}
