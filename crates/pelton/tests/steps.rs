@@ -12,6 +12,8 @@
 
 #[path = "steps/broadcast.rs"]
 mod broadcast;
+#[path = "steps/broadcast_connected.rs"]
+mod broadcast_connected;
 #[path = "steps/calls.rs"]
 mod calls;
 #[path = "steps/channel.rs"]
@@ -150,6 +152,27 @@ const SCENARIOS: &[Scenario] = &[
     ("broadcast: subscriber leaves", true, |run| broadcast::subscriber_leaves(run, false)),
     ("broadcast: durable leaves", true, |run| broadcast::subscriber_leaves(run, true)),
     ("broadcast: durable is removed", true, broadcast::durable_is_removed),
+    ("broadcast by connect: subscriber joins: gate", true, |run| {
+        broadcast_connected::subscriber_joins(run, Policy::Gate)
+    }),
+    ("broadcast by connect: subscriber joins: lag", true, |run| {
+        broadcast_connected::subscriber_joins(run, Policy::Lag)
+    }),
+    ("broadcast by connect: subscriber leaves: gate", true, |run| {
+        broadcast_connected::subscriber_leaves(run, Policy::Gate)
+    }),
+    ("broadcast by connect: subscriber leaves: lag", false, |run| {
+        broadcast_connected::subscriber_leaves(run, Policy::Lag)
+    }),
+    ("broadcast by connect: publisher admits and sends: gate", true, |run| {
+        broadcast_connected::publisher_ends(run, Policy::Gate, false)
+    }),
+    ("broadcast by connect: publisher admits and sends: lag", true, |run| {
+        broadcast_connected::publisher_ends(run, Policy::Lag, false)
+    }),
+    ("broadcast by connect: publisher closes", true, |run| {
+        broadcast_connected::publisher_ends(run, Policy::Gate, true)
+    }),
     ("call: client connects, calls and closes: empty lanes", true, |run| calls::client_calls(run, calls::Lanes::Empty)),
     ("call: client connects, calls and closes: full lanes", false, |run| calls::client_calls(run, calls::Lanes::Full)),
     ("call: client connects, calls and closes: in pieces", false, |run| calls::client_calls(run, calls::Lanes::Pieces)),

@@ -15,7 +15,11 @@ mod vectors {
     use serde_json::Value;
 
     fn vectors() -> Value {
-        let path = format!("{}/../../spec/vectors/packets.json", env!("CARGO_MANIFEST_DIR"));
+        file("packets.json")
+    }
+
+    fn file(name: &str) -> Value {
+        let path = format!("{}/../../spec/vectors/{name}", env!("CARGO_MANIFEST_DIR"));
         serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
     }
 
@@ -69,7 +73,9 @@ mod vectors {
                 1 => Role::Receiver,
                 2 => Role::Sender,
                 3 => Role::Service,
-                _ => Role::Client,
+                4 => Role::Client,
+                5 => Role::Subscriber,
+                _ => Role::Publisher,
             };
             let greeted = in_call(handshake.greet(role, false, true, || Ok(Limits::ALL)));
             match (&vector["is"], greeted) {
@@ -82,6 +88,67 @@ mod vectors {
                     assert_eq!(refusal(&bytes[..len]).unwrap().to_string(), format!("refused: {text}"));
                 }
                 (_, greeted) => panic!("{vector}: {greeted:?}"),
+            }
+        }
+    }
+
+    /// The other side of a broadcast's handshake, up to its page.
+    fn result_of_page(vector: &Value, page: &Segment) -> Result<()> {
+        let (handshake, peer) = handshake_with_peer();
+        let doorbell = Doorbell::shared().unwrap();
+        let doorbells = Doorbells::new().unwrap();
+        let (capacity, limit) = (1 << 16, message_bytes_limit(1 << 16));
+        let data = broadcast::make_broadcast_data(capacity, "test").unwrap();
+        let send = |packet: Packet, fds: &[BorrowedFd<'_>]| assert!(peer.try_send(&packet.encode(), fds).unwrap());
+        if vector["of"] == "broadcast" {
+            send(Packet::hello(Role::Publisher, false, Limits::ALL), &[]);
+            let start = Position::START;
+            let packet = Packet { generation: 1, ..lane_packet(PRODUCER, capacity, limit, start, start) };
+            send(packet, &[page.as_fd(), doorbell.as_fd(), data.as_fd()]);
+            let ready = Packet { generation: 1, floor: 1, head: start.pack(), ..Packet::new(READY) };
+            send(ready, &[]);
+            in_call(broadcast::new_subscriber(handshake, &Settings::default(), &doorbells)).map(|_| ())
+        } else {
+            let own = broadcast::make_broadcast_page(capacity, limit, &data, "test").unwrap();
+            let side = broadcast::PublisherSide {
+                page: Arc::new(own),
+                data: Arc::new(data),
+                message_bytes_max: limit,
+                doorbells,
+                hold_max: Duration::MAX,
+            };
+            send(Packet::hello(Role::Subscriber, false, Limits::ALL), &[]);
+            send(Packet::new(CONSUMER), &[page.as_fd(), doorbell.as_fd()]);
+            in_call(broadcast::new_subscription(handshake, side, 0)).map(|_| ())
+        }
+    }
+
+    #[test]
+    fn the_pages_of_broadcasts_are_accepted_or_refused_as_the_vectors_say() {
+        let vectors = file("broadcast.json");
+        for vector in vectors["pages"].as_array().unwrap() {
+            let bytes = vector["bytes"].as_u64().unwrap_or(SEGMENT_BYTES);
+            let fresh = &vectors["fresh_pages"][vector["of"].as_str().unwrap()];
+            let words = [fresh, &vector["words"]].map(|words| words.as_array().map_or(&[][..], Vec::as_slice));
+            let page = Segment::create("test", Kind::Control, bytes, |base| {
+                for word in words.concat() {
+                    let digits = &word[1].as_str().unwrap()[2..];
+                    let value = u64::from_str_radix(digits, 16).unwrap().to_le_bytes();
+                    let at = word[0].as_u64().unwrap() as usize;
+                    if at + 8 <= bytes as usize {
+                        // SAFETY: inside the segment, which this side alone has.
+                        unsafe { base.as_ptr().byte_add(at).copy_from(value.as_ptr(), digits.len() / 2) };
+                    }
+                }
+            });
+            let result = result_of_page(vector, &page.unwrap());
+            match result {
+                Ok(()) => assert_eq!(vector["is"], "accepted", "{vector}"),
+                // The page alone decides, not a missing reply.
+                Err(error) => {
+                    let decides = !matches!(error, Error::TimedOut(_));
+                    assert!(vector["is"] == "refused" && decides, "{vector}: {error:?}");
+                }
             }
         }
     }

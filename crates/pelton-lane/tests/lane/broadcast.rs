@@ -19,9 +19,13 @@ struct CacheLine([u64; 8]);
 
 impl Broadcast {
     pub fn new(capacity: u64) -> Broadcast {
+        Broadcast::of_generation(capacity, 1)
+    }
+
+    pub fn of_generation(capacity: u64, generation: u64) -> Broadcast {
         assert!(capacity_is_valid(capacity));
         let words = Box::into_raw(vec![CacheLine([0; 8]); capacity as usize / 64].into_boxed_slice());
-        let page = BroadcastPage::new(capacity, message_bytes_limit(capacity), 1, 1);
+        let page = BroadcastPage::new(capacity, message_bytes_limit(capacity), generation, 1);
         let memory = BroadcastMemory {
             producer: NonNull::from(Box::leak(Box::new(page))),
             // SAFETY: the box has `capacity` bytes, aligned to 64; the drop below frees it.
@@ -40,23 +44,25 @@ impl Broadcast {
     }
 
     pub fn join(&self, producer: &mut BroadcastProducer, policy: Policy, from: StartFrom) -> BroadcastConsumer {
-        self.join_with(producer, policy, from, true)
+        self.join_at(producer, policy, from, true).0
     }
 
-    pub fn join_with(
+    /// The consumer, and where the producer has let it join.
+    pub fn join_at(
         &self,
         producer: &mut BroadcastProducer,
         policy: Policy,
         from: StartFrom,
         can_barrier: bool,
-    ) -> BroadcastConsumer {
+    ) -> (BroadcastConsumer, Joined) {
         let page = NonNull::from(Box::leak(Box::new(CursorPage::new(policy, 2))));
         self.cursors.borrow_mut().push(page);
         let bytes_max = message_bytes_limit(self.memory.data.capacity());
         // SAFETY: the pages live as long as `self`, and each has one consumer.
         unsafe {
             let joined = producer.join(page, policy, from).expect("the lane has a free slot");
-            BroadcastConsumer::attach(self.memory, page, policy, joined, bytes_max, can_barrier).unwrap()
+            let consumer = BroadcastConsumer::attach(self.memory, page, policy, joined, bytes_max, can_barrier);
+            (consumer.unwrap(), joined)
         }
     }
 
@@ -500,7 +506,7 @@ fn arming_finds_the_slowest_consumer_after_its_barrier() {
 fn a_consumer_without_membarrier_makes_the_producer_fence() {
     let lane = Broadcast::new(4096);
     let mut producer = lane.producer();
-    let consumer = lane.join_with(&mut producer, Policy::Gate, StartFrom::Now, false);
+    let consumer = lane.join_at(&mut producer, Policy::Gate, StartFrom::Now, false).0;
     // SAFETY: the pages outlive the sleeper.
     let sleeper = unsafe { consumer.sleeper(false) };
     assert!(!consumer.is_producer_fencing() && sleeper.needs_fenced_wakers());

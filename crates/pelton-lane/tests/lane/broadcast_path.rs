@@ -9,13 +9,13 @@ use std::ptr::NonNull;
 const CAPACITY: u64 = 8192;
 
 /// A lane with its table.
-struct PathLane {
-    lane: Broadcast,
-    table: NonNull<CursorTable>,
+pub struct PathLane {
+    pub lane: Broadcast,
+    pub table: NonNull<CursorTable>,
 }
 
 impl PathLane {
-    fn new() -> PathLane {
+    pub fn new(capacity: u64) -> PathLane {
         let layout = Layout::new::<CursorTable>();
         // SAFETY: the layout is not empty. Zeros are a table, but for its first bytes.
         let table = unsafe {
@@ -24,7 +24,8 @@ impl PathLane {
             table.as_ptr().copy_from_nonoverlapping(first.as_ptr(), first.len());
             table.cast()
         };
-        PathLane { lane: Broadcast::new(CAPACITY), table }
+        // As in a new directory: the first producer has generation 1.
+        PathLane { lane: Broadcast::of_generation(capacity, 0), table }
     }
 
     fn table(&self) -> &CursorTable {
@@ -32,12 +33,12 @@ impl PathLane {
         unsafe { self.table.as_ref() }
     }
 
-    fn producer(&self) -> Result<BroadcastProducer, LaneError> {
+    pub fn producer(&self) -> Result<BroadcastProducer, LaneError> {
         // SAFETY: the memory lives as long as `self`; each test has one producer at a time.
         unsafe { BroadcastProducer::take_over(self.lane.memory, self.table, 1, true) }
     }
 
-    fn join(
+    pub fn join(
         &self,
         slot: u32,
         policy: Policy,
@@ -45,7 +46,7 @@ impl PathLane {
         continues: bool,
     ) -> Result<BroadcastConsumer, LaneError> {
         let joining = JoinByPath { slot, policy, from, continues, pid: 1 };
-        let bytes_max = message_bytes_limit(CAPACITY);
+        let bytes_max = message_bytes_limit(self.lane.memory.data.capacity());
         // SAFETY: the memory lives as long as `self`; each slot has one consumer at a time.
         unsafe { BroadcastConsumer::join_by_path(self.lane.memory, self.table, joining, bytes_max, true) }
     }
@@ -142,7 +143,7 @@ proptest! {
     /// Each consumer receives each message once and in order, or its count, over ends of all sides.
     #[test]
     fn random_ends_and_successors_lose_nothing(steps in proptest::collection::vec(step(), 1..300)) {
-        let lane = PathLane::new();
+        let lane = PathLane::new(CAPACITY);
         let mut producer = lane.producer().unwrap();
         let lag = Policy::Lag { slack: 512 };
         let side = |(policy, is_durable)| Side { policy, is_durable, consumer: None, next: 0, missed: 0 };
@@ -219,7 +220,7 @@ proptest! {
         value in prop_oneof![any::<u64>(), 0..200u64, (0..60u32).prop_map(|shift| 1u64 << shift)],
         succeeds in any::<bool>(),
     ) {
-        let lane = PathLane::new();
+        let lane = PathLane::new(CAPACITY);
         let mut producer = lane.producer().unwrap();
         let mut gate = lane.join(0, Policy::Gate, StartFrom::Now, true).unwrap();
         let mut lags = lane.join(1, Policy::Lag { slack: 512 }, StartFrom::Now, true).unwrap();
@@ -267,7 +268,7 @@ proptest! {
 
 #[test]
 fn a_durable_consumer_that_could_be_passed_is_not_continued_by_one_that_gates() {
-    let lane = PathLane::new();
+    let lane = PathLane::new(CAPACITY);
     let mut producer = lane.producer().unwrap();
     let lag = Policy::Lag { slack: 512 };
     let _ = lane.join(0, lag, StartFrom::Oldest, true).unwrap();
@@ -290,7 +291,7 @@ fn a_durable_consumer_that_could_be_passed_is_not_continued_by_one_that_gates() 
 /// The tail may be visible before the last messages are.
 #[test]
 fn a_consumer_that_joins_before_the_messages_of_the_tail_are_visible_begins_with_them() {
-    let lane = PathLane::new();
+    let lane = PathLane::new(CAPACITY);
     let mut producer = lane.producer().unwrap();
     (1..=5).for_each(|number| assert!(publish(&mut producer, &message(number)).is_some()));
     let last = 5 << 32 | message(5).len() as u64;

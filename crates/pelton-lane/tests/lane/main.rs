@@ -6,6 +6,7 @@
 mod broadcast;
 mod broadcast_path;
 mod broadcast_threads;
+mod broadcast_vectors;
 mod chunks;
 mod fixture;
 mod hostile;

@@ -6,24 +6,24 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::ptr::NonNull;
 
-fn vectors(file: &str) -> Value {
+pub fn vectors(file: &str) -> Value {
     let path = format!("{}/../../spec/vectors/{file}", env!("CARGO_MANIFEST_DIR"));
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
 /// A word written as hexadecimal text, or a number.
-fn number(value: &Value) -> u64 {
+pub fn number(value: &Value) -> u64 {
     match value {
         Value::String(text) => u64::from_str_radix(text.strip_prefix("0x").expect("0x"), 16).unwrap(),
         value => value.as_u64().unwrap_or_else(|| panic!("{value} is no number")),
     }
 }
 
-fn list(value: &Value) -> &[Value] {
+pub fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], |list| list)
 }
 
-fn text(value: &Value) -> &str {
+pub fn text(value: &Value) -> &str {
     value.as_str().unwrap_or("")
 }
 

@@ -8,27 +8,30 @@ use pelton::{Deadline, Policy, Publisher, StartFrom, Subscriber};
 use support::payload;
 
 /// Of small messages, a lane takes hundreds; of large ones four, so that a publisher passes a whole lane in few steps.
-const SMALL_BYTES: u64 = 100;
-const LARGE_BYTES: u64 = 15_000;
+pub const SMALL_BYTES: u64 = 100;
+pub const LARGE_BYTES: u64 = 15_000;
 
-struct Publishing {
-    publisher: Publisher,
+pub struct Publishing {
+    pub publisher: Publisher,
     bytes: u64,
     message: Vec<u8>,
 }
 
 impl Publishing {
-    fn open(run: &Run, bytes: u64) -> Publishing {
-        let publisher = with_capacity(SMALL).create_publisher(run.path()).unwrap();
+    pub fn of(publisher: Publisher, bytes: u64) -> Publishing {
         Publishing { publisher, bytes, message: Vec::new() }
     }
 
-    fn next(&self) -> u64 {
+    fn open(run: &Run, bytes: u64) -> Publishing {
+        Publishing::of(with_capacity(SMALL).create_publisher(run.path()).unwrap(), bytes)
+    }
+
+    pub fn next(&self) -> u64 {
         self.publisher.next_number()
     }
 
     /// Sends one message; false when the deadline passes. Notes that it is committed.
-    fn one(&mut self, deadline: impl Into<Deadline>) -> bool {
+    pub fn one(&mut self, deadline: impl Into<Deadline>) -> bool {
         let number = self.next();
         payload(number, self.bytes as usize, &mut self.message);
         let sent = self.publisher.send_until(&self.message, deadline).unwrap() == Sent::Sent;
@@ -39,14 +42,14 @@ impl Publishing {
     }
 
     #[track_caller]
-    fn send(&mut self, count: u64) {
+    pub fn send(&mut self, count: u64) {
         for _ in 0..count {
             assert!(self.one(deadline()), "message {} waits for ever", self.next());
         }
     }
 
     /// Sends as many messages as fill the lane, if nobody that gates holds it up.
-    fn lap(&mut self) {
+    pub fn lap(&mut self) {
         (0..SMALL / self.bytes).for_each(|_| _ = self.one(Deadline::Now));
     }
 
@@ -57,11 +60,11 @@ impl Publishing {
     }
 }
 
-struct Subscribing {
-    subscriber: Subscriber,
+pub struct Subscribing {
+    pub subscriber: Subscriber,
     bytes: u64,
     /// The number of the next message, if none is missed before it; 0: any.
-    next: u64,
+    pub next: u64,
 }
 
 pub fn oldest() -> Options<maker::OpenSubscriber> {
@@ -77,13 +80,17 @@ pub fn until() -> Options<maker::OpenSubscriber> {
 }
 
 impl Subscribing {
+    pub fn of(subscriber: Subscriber, bytes: u64) -> Subscribing {
+        Subscribing { subscriber, bytes, next: 0 }
+    }
+
     fn open(run: &Run, options: &Options<maker::OpenSubscriber>, bytes: u64) -> Subscribing {
-        Subscribing { subscriber: options.open_subscriber(run.path()).unwrap(), bytes, next: 0 }
+        Subscribing::of(options.open_subscriber(run.path()).unwrap(), bytes)
     }
 
     /// Receives one message, which must be the next, or follow those that it says are missed. Notes that it is seen,
     /// and released.
-    fn one(&mut self, deadline: impl Into<Deadline>) -> pelton::Result<bool> {
+    pub fn one(&mut self, deadline: impl Into<Deadline>) -> pelton::Result<bool> {
         let Some(delivery) = self.subscriber.receive_until(deadline)? else { return Ok(false) };
         let (number, missed) = (delivery.number(), delivery.missed());
         check(number, Sizes::Fixed(self.bytes), &delivery, &mut Vec::new());
@@ -96,7 +103,7 @@ impl Subscribing {
     }
 
     #[track_caller]
-    fn read(&mut self, count: u64) {
+    pub fn read(&mut self, count: u64) {
         for _ in 0..count {
             assert!(self.one(deadline()).unwrap(), "nothing came after {}", self.next);
         }
@@ -104,7 +111,7 @@ impl Subscribing {
 
     /// Receives all messages before this number, or counts them, over as many publishers as it takes.
     #[track_caller]
-    fn read_to(&mut self, number: u64) {
+    pub fn read_to(&mut self, number: u64) {
         while self.subscriber.next_number() < number {
             match self.one(deadline()) {
                 Ok(read) => assert!(read, "message {} did not arrive", self.next),

@@ -14,7 +14,7 @@ macro_rules! vectors {
     ($($name:literal)*) => { &[$(($name, include_str!(concat!("../../../vectors/", $name)))),*] };
 }
 const FILES: &[(&str, &str)] =
-    vectors!("images.json" "steps.json" "packets.json" "record-file.json" "calls.json" "paths.json");
+    vectors!("images.json" "steps.json" "broadcast.json" "packets.json" "record-file.json" "calls.json" "paths.json");
 
 /// The list of a file.
 fn list(file: &str, field: &str) -> Vec<Value> {
