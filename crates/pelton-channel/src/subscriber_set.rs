@@ -5,18 +5,21 @@ use crate::error::{Error, Result};
 use crate::subscriber::{Delivery, Subscriber};
 use crate::wait::{self, Armed, Deadline, Polled, Side, Spin, Wait};
 use pelton_lane::LastRing;
-use pelton_os::{Event, Ready};
+use pelton_os::{Event, Owner, Ready};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Instant;
 
-/// How many messages a subscriber delivers before the next one has its turn.
+/// How many messages a subscriber delivers before the next one has its turn. Also the messages between two checks of
+/// whether a publisher has left: a set that always has messages never sleeps, which would show it.
 const QUANTUM: u32 = 64;
 
 /// Subscribers of many publishers, for which one thread waits: many senders and many receivers. `Send`, not `Sync`.
 ///
 /// Each message arrives once and in order from its publisher; between publishers there is no order. Those that have
-/// messages take turns, with 64 messages each. A publisher that leaves takes its subscriber out of the set, which may
-/// [`Subscriber::resume_until`] and be added again. Publishers, policies and sizes may differ.
+/// messages take turns, with 64 messages each. A publisher that leaves takes its subscriber out of the set; after
+/// [`Subscriber::resume_until`] it can be added again. Publishers, policies and sizes may differ. A sleep costs a
+/// fraction of a microsecond to some microseconds for each subscriber. Nothing wakes a call that waits to have a
+/// subscriber added: give it a deadline, or wait in an event loop, which [`SubscriberSet::add`] wakes.
 ///
 /// ```
 /// # fn main() -> pelton::Result<()> {
@@ -35,6 +38,7 @@ const QUANTUM: u32 = 64;
 ///         SubscriberEvent::Message { key, message } => received.push((key, message.to_vec())),
 ///         // The publisher was dropped.
 ///         SubscriberEvent::Left { error, .. } => assert!(matches!(error, pelton::Error::Closed { .. })),
+///         _ => {}
 ///     }
 /// }
 /// assert_eq!(received, [(0, b"from 0".to_vec()), (1, b"from 1".to_vec())]);
@@ -48,9 +52,12 @@ pub struct SubscriberSet {
     /// Only its epoll is used, which polls the members' descriptors.
     doorbells: Doorbells,
     spin: Spin,
-    /// The member whose turn it is, and how many messages are left of it.
+    owner: Owner,
+    /// The member whose turn it is, and how many messages remain of it.
     turn: usize,
-    left: u32,
+    remaining: u32,
+    /// Calls until the next check of whether a publisher has left.
+    until_check: u32,
     /// What the next call returns.
     found: Option<Found>,
 }
@@ -73,8 +80,8 @@ pub enum SubscriberEvent<'a> {
         /// The message.
         message: Delivery<'a>,
     },
-    /// A publisher has left, and all its messages were received; or its subscriber cannot be used any more. The set has
-    /// it no more.
+    /// A publisher has left, and all its messages were received; or it violated the layout. Its subscriber is no longer in
+    /// the set.
     Left {
         /// As [`SubscriberSet::add`] returned it. From now on another subscriber may get it.
         key: usize,
@@ -91,20 +98,36 @@ impl SubscriberSet {
     /// # Errors
     /// [`Error::System`].
     pub fn new(wait: Wait) -> Result<SubscriberSet> {
-        let (doorbells, spin) = (Doorbells::new()?, Spin::new(wait, None));
-        Ok(SubscriberSet { members: Vec::new(), doorbells, spin, turn: 0, left: QUANTUM, found: None })
+        let owner = Owner::current().map_err(Error::system("reading the owner of the handle"))?;
+        Ok(SubscriberSet {
+            members: Vec::new(),
+            doorbells: Doorbells::new()?,
+            spin: Spin::new(wait, None),
+            owner,
+            turn: 0,
+            remaining: QUANTUM,
+            until_check: QUANTUM,
+            found: None,
+        })
+    }
+
+    fn check_owner(&self) -> Result<()> {
+        if self.owner.is_forked() { Err(Error::Forked) } else { Ok(()) }
     }
 
     /// Adds a subscriber, and returns its key: the smallest number that no other one has. Does not wait.
     ///
     /// # Errors
-    /// [`Error::System`]; the subscriber is dropped then.
-    pub fn add(&mut self, subscriber: Subscriber) -> Result<usize> {
+    /// [`Error::System`], [`Error::Forked`]; the subscriber is dropped then.
+    pub fn add(&mut self, subscriber: impl Into<Box<Subscriber>>) -> Result<usize> {
+        self.check_owner()?;
+        let subscriber = subscriber.into();
         let free = self.members.iter().position(Option::is_none);
         let key = free.unwrap_or(self.members.len());
         let watched = self.doorbells.watch_connecting(subscriber.as_fd(), key as u32);
         watched.map_err(Error::system("polling a subscriber"))?;
-        let subscriber = Some(Box::new(subscriber));
+        self.spin.set_peer(subscriber.peer());
+        let subscriber = Some(subscriber);
         match free {
             Some(key) => self.members[key] = subscriber,
             None => self.members.push(subscriber),
@@ -114,17 +137,17 @@ impl SubscriberSet {
         Ok(key)
     }
 
-    /// Removes a subscriber, which keeps its place. `None`: there is none with this key.
-    pub fn remove(&mut self, key: usize) -> Option<Subscriber> {
-        Some(*self.take_member(key)?)
-    }
-
-    fn take_member(&mut self, key: usize) -> Option<Box<Subscriber>> {
+    /// Removes a subscriber, which keeps its place, and still holds its publisher up if it gates. `None`: there is none
+    /// with this key.
+    pub fn remove(&mut self, key: usize) -> Option<Box<Subscriber>> {
         let subscriber = self.members.get_mut(key)?.take()?;
         if matches!(self.found, Some(Found::Message(found) | Found::Left(found, _)) if found == key) {
             self.found = None;
         }
-        self.doorbells.forget(subscriber.as_fd());
+        // A child would end the polling of its parent's epoll.
+        if !self.owner.is_forked() {
+            self.doorbells.forget(subscriber.as_fd());
+        }
         Some(subscriber)
     }
 
@@ -138,7 +161,7 @@ impl SubscriberSet {
         self.members.iter().flatten().count()
     }
 
-    /// Whether it has no subscribers: then every call returns `None` without a wait.
+    /// Whether it has no subscribers. Then [`SubscriberSet::receive`] returns `None` without a wait.
     pub fn is_empty(&self) -> bool {
         self.members.iter().all(Option::is_none)
     }
@@ -146,7 +169,8 @@ impl SubscriberSet {
     /// The next message, or the end of a publisher, if there is one now. Never waits.
     ///
     /// # Errors
-    /// [`Error::Forked`]; [`Error::System`]. What happens to one subscriber is no error, but [`SubscriberEvent::Left`].
+    /// [`Error::Forked`]; [`Error::System`], for instance when descriptors run out: the next call tries again. The end of
+    /// a publisher is no error, but [`SubscriberEvent::Left`].
     pub fn try_receive(&mut self) -> Result<Option<SubscriberEvent<'_>>> {
         self.receive_until(Deadline::Now)
     }
@@ -159,11 +183,16 @@ impl SubscriberSet {
         self.receive_until(Deadline::Never)
     }
 
-    /// As [`SubscriberSet::receive`], until `deadline`; `None` also when it passes.
+    /// As [`SubscriberSet::receive`], until `deadline`; `None` when it passes. With an empty set it waits for that, too.
     ///
     /// # Errors
     /// As [`SubscriberSet::try_receive`].
     pub fn receive_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<SubscriberEvent<'_>>> {
+        self.check_owner()?;
+        self.until_check -= 1;
+        if self.until_check == 0 {
+            self.find_ends()?;
+        }
         let is_found = self.poll()? || self.find_slow(deadline.into())?;
         Ok(if is_found { self.take_found() } else { None })
     }
@@ -172,6 +201,9 @@ impl SubscriberSet {
     #[inline(never)]
     fn find_slow(&mut self, deadline: Deadline) -> Result<bool> {
         if self.is_empty() {
+            if let Deadline::At(end) = deadline {
+                std::thread::sleep(end.saturating_duration_since(Instant::now()));
+            }
             return Ok(false);
         }
         // As in `Subscriber`: a deadline that has passed is no wait.
@@ -187,18 +219,47 @@ impl SubscriberSet {
         Ok(false)
     }
 
+    /// Looks for publishers that have left.
+    #[cold]
+    #[inline(never)]
+    fn find_ends(&mut self) -> Result<()> {
+        self.until_check = QUANTUM;
+        for key in 0..self.members.len() {
+            if let Some(member) = &mut self.members[key] {
+                let ended = member.is_peer_known_gone().and_then(|is_gone| Ok(is_gone && Side::end(member.as_mut())?));
+                if let Err(error) = ended {
+                    self.note(key, error)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// After an error of a member: notes that it has left. Returns the error if it has not.
+    fn note(&mut self, key: usize, error: Error) -> Result<()> {
+        let Some(member) = &self.members[key] else { return Err(error) };
+        if member.endpoint.departure.is_none() || self.owner.is_forked() {
+            // The next call tries again: its descriptor, which was drained, is readable until then.
+            member.endpoint.doorbells.local_wake().ring();
+            return Err(error);
+        }
+        // A second one is found by its next poll.
+        self.found.get_or_insert(Found::Left(key, error));
+        Ok(())
+    }
+
     fn take_found(&mut self) -> Option<SubscriberEvent<'_>> {
         match self.found.take()? {
             Found::Message(key) => {
-                self.left -= 1;
-                if self.left == 0 {
+                self.remaining -= 1;
+                if self.remaining == 0 {
                     self.pass_turn();
                 }
                 let message = self.members[key].as_mut()?.delivery();
                 Some(SubscriberEvent::Message { key, message })
             }
             Found::Left(key, error) => {
-                let subscriber = self.take_member(key)?;
+                let subscriber = self.remove(key)?;
                 Some(SubscriberEvent::Left { key, subscriber, error })
             }
         }
@@ -206,28 +267,25 @@ impl SubscriberSet {
 
     fn pass_turn(&mut self) {
         self.turn = (self.turn + 1) % self.members.len().max(1);
-        self.left = QUANTUM;
+        self.remaining = QUANTUM;
     }
 
-    /// Asks each member, from the one whose turn it is, until one says yes, or has left. Returns whether one has.
-    fn each(&mut self, mut ask: impl FnMut(&mut Subscriber) -> Result<bool>) -> Result<bool> {
+    /// Applies `is_ready` to each member, from the one whose turn it is, until it holds or that member has left. Returns
+    /// whether there was such a one.
+    fn each(&mut self, mut is_ready: impl FnMut(&mut Subscriber) -> Result<bool>) -> Result<bool> {
         if self.found.is_some() {
             return Ok(true);
         }
         for _ in 0..self.members.len() {
             if let Some(member) = &mut self.members[self.turn] {
-                match ask(member) {
+                match is_ready(member) {
                     Ok(false) => {}
                     Ok(true) => {
                         // Not if its publisher was faster than its copies.
                         self.found = member.has_found().then_some(Found::Message(self.turn));
                         return Ok(true);
                     }
-                    Err(Error::Forked) => return Err(Error::Forked),
-                    Err(error) => {
-                        self.found = Some(Found::Left(self.turn, error));
-                        return Ok(true);
-                    }
+                    Err(error) => return self.note(self.turn, error).map(|()| true),
                 }
             }
             self.pass_turn();
@@ -241,14 +299,23 @@ impl SubscriberSet {
     /// # Errors
     /// As [`SubscriberSet::try_receive`].
     pub fn arm(&mut self) -> Result<Armed> {
+        self.check_owner()?;
         self.doorbells.drain()?;
-        let is_ready = self.each(|member| Ok(!member.arm()?.is_waiting()))?;
-        if is_ready {
-            self.disarm();
+        let is_armed = self.arm_each(|member| Ok(member.arm()?.is_waiting()))?;
+        if !is_armed {
             // A member that has left does not keep its descriptor readable.
             self.doorbells.local_wake().ring();
         }
-        Ok(Armed::waiting_if(!is_ready))
+        Ok(Armed::waiting_if(is_armed))
+    }
+
+    /// Arms all by `arm`, or none. Returns whether it has.
+    fn arm_each(&mut self, mut arm: impl FnMut(&mut Subscriber) -> Result<bool>) -> Result<bool> {
+        let is_ready = self.each(|member| Ok(!arm(member)?));
+        if !matches!(is_ready, Ok(false)) {
+            self.disarm();
+        }
+        Ok(!is_ready?)
     }
 
     /// Undoes [`SubscriberSet::arm`].
@@ -279,11 +346,7 @@ impl Polled for SubscriberSet {
 
 impl Side for SubscriberSet {
     fn arm(&mut self) -> Result<bool> {
-        let is_ready = self.each(|member| Ok(!Side::arm(member)?))?;
-        if is_ready {
-            self.disarm();
-        }
-        Ok(!is_ready)
+        self.arm_each(Side::arm)
     }
 
     fn disarm(&mut self) {
@@ -314,11 +377,9 @@ impl Side for SubscriberSet {
                 .doorbells
                 .drain()
                 .and_then(|is_gone| Ok(member.rung(true)? || is_gone && Side::end(member.as_mut())?));
-            match ended {
-                // The message is found by a poll, in turn.
-                Ok(_) => {}
-                Err(Error::Forked) => return Err(Error::Forked),
-                Err(error) => self.found = self.found.take().or(Some(Found::Left(key as usize, error))),
+            // The message that there may be is found by a poll, in turn.
+            if let Err(error) = ended {
+                self.note(key as usize, error)?;
             }
         }
         self.poll()
@@ -326,8 +387,7 @@ impl Side for SubscriberSet {
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {
         for member in self.members.iter_mut().flatten() {
-            // An error is that member's end, which `end` finds.
-            if member.is_peer_known_gone().unwrap_or(true) {
+            if member.is_peer_known_gone()? {
                 return Ok(true);
             }
         }

@@ -137,7 +137,7 @@ type BroadcastMemory struct{ Producer, Data []byte }
 func seqOf(number uint64) uint32 { return uint32(1 + (number-1)%0xffffffff) }
 
 // waypointBytes is the least distance of the waypoints of a lane.
-func waypointBytes(capacity uint64) uint64 { return min(16<<10, capacity/256) }
+func waypointBytes(capacity uint64) uint64 { return min(64<<10, capacity/256) }
 
 // skipMax is the largest number of messages that a consumer passes over when it joins: those between two waypoints.
 func skipMax(capacity uint64) uint64 { return capacity/256/8 + 1 }

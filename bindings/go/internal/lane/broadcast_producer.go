@@ -320,6 +320,14 @@ func (p *BroadcastProducer) newerThan(slack uint64) uint64 {
 	return present[after].number
 }
 
+// behindBy returns the newest message before which a waypoint shows slack bytes or more to the end: that many are kept at
+// least, and less than a waypoint's distance more.
+func (p *BroadcastProducer) behindBy(slack uint64) uint64 {
+	present, end := p.waypoints[p.first:], p.inner.SentBytes()
+	after := sort.Search(len(present), func(i int) bool { return end-present[i].sentBytes < slack })
+	return present[max(after-1, 0)].number
+}
+
 // keepFor moves kept to the oldest message that counts, by the cursors as last loaded. lenient: history and consumers
 // that lag count too, within their slack.
 func (p *BroadcastProducer) keepFor(lenient bool) {
@@ -341,7 +349,7 @@ func (p *BroadcastProducer) keepFor(lenient bool) {
 		case s.gates():
 			oldest = min(oldest, s.seen)
 		case s.loss == nil && lenient && s.policy.Kind != Latest:
-			oldest = min(oldest, max(s.seen, min(p.newerThan(s.policy.Slack), newest)))
+			oldest = min(oldest, max(s.seen, min(p.behindBy(s.policy.Slack), newest)))
 		}
 	}
 	p.keep(oldest)

@@ -505,6 +505,23 @@ fn a_gate_that_was_passed_up_to_the_newest_message_gates_again() {
 }
 
 /// The time counts from the beginning of the wait, however often the subscriber releases a message meanwhile.
+/// By a lane so large that a waypoint's distance is more than the slack.
+#[test]
+fn a_laggard_within_its_slack_misses_nothing() {
+    let mut publisher = Options::new().publisher().unwrap();
+    let lag = Options::new().policy(Policy::Lag).slack(32 << 10);
+    let mut subscriber = publisher.subscriber(&lag).unwrap();
+    for round in 0..100 {
+        for _ in 0..100 {
+            publisher.send(&[0; 256]).unwrap();
+        }
+        for message in 1..=100 {
+            let received = subscriber.try_receive().unwrap().expect("it is there");
+            assert_eq!((received.number(), received.missed()), (100 * round + message, 0));
+        }
+    }
+}
+
 #[test]
 fn a_slow_gate_lags_after_its_time_though_it_goes_on_and_is_not_waited_for() {
     let mut publisher = Options::new().capacity(4 << 20).publisher().unwrap();

@@ -122,7 +122,7 @@ fn a_killed_publisher_leaves_the_set_and_its_subscriber_continues_with_a_success
         assert!(set.get(0).is_none() && set.get(1).is_some());
         publishing = [publisher(&names[0], 30, 50), second];
         assert!(left.resume_until(deadline()).unwrap());
-        assert_eq!(set.add(*left).unwrap(), 0, "the key is free again");
+        assert_eq!(set.add(left).unwrap(), 0, "the key is free again");
         for number in 1..=50 {
             assert_eq!(next(&mut set).unwrap().1.unwrap(), (30, number));
         }
@@ -130,8 +130,52 @@ fn a_killed_publisher_leaves_the_set_and_its_subscriber_continues_with_a_success
         let mut gone = [next(&mut set), next(&mut set)].map(|event| event.unwrap().0);
         gone.sort();
         assert_eq!(gone, [0, 1]);
-        assert!(next(&mut set).is_none());
+        assert!(set.receive().unwrap().is_none());
     }
+}
+
+/// A set that always has messages never sleeps, and no wait finds the end.
+#[test]
+fn the_end_of_a_publisher_is_found_though_another_one_always_has_messages() {
+    let directory = TestDir::new("publishers end beside a busy one");
+    let name = directory.name();
+    let mut busy = Options::new().capacity(1 << 16).publisher().unwrap();
+    let mut set = SubscriberSet::new(Wait::Block).unwrap();
+    set.add(busy.subscriber(&Options::new()).unwrap()).unwrap();
+    let closes = |set: &mut SubscriberSet| {
+        let mut other = Options::new().publisher().unwrap();
+        set.add(other.subscriber(&Options::new()).unwrap()).unwrap();
+        drop(other);
+    };
+    let dies = |set: &mut SubscriberSet| {
+        let other = publisher(&name, 0, 0);
+        set.add(Options::new().connect_deadline(deadline()).connect_subscriber(&name).unwrap()).unwrap();
+        other.expect("sent");
+        other.kill();
+    };
+    let mut number = 0;
+    for end in [&closes as &dyn Fn(&mut SubscriberSet), &dies] {
+        end(&mut set);
+        assert_eq!(set.len(), 2);
+        let limit = deadline();
+        while set.len() == 2 {
+            number += 1;
+            send(&mut busy, 0, number..=number);
+            let found = next(&mut set).unwrap();
+            assert!(matches!(found, (0, Ok(_)) | (1, Err(Error::Closed { .. } | Error::PeerDied { .. }))), "{found:?}");
+            assert!(std::time::Instant::now() < limit, "the end is not found");
+        }
+        set.receive_until(Deadline::Now).unwrap();
+    }
+}
+
+#[test]
+fn an_empty_set_waits_for_its_deadline() {
+    let mut set = SubscriberSet::new(Wait::Block).unwrap();
+    let end = std::time::Instant::now() + std::time::Duration::from_millis(20);
+    assert!(set.receive_until(end).unwrap().is_none());
+    assert!(std::time::Instant::now() >= end);
+    assert!(set.receive().unwrap().is_none() && set.try_receive().unwrap().is_none());
 }
 
 #[test]
