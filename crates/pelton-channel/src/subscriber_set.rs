@@ -80,8 +80,8 @@ pub enum SubscriberEvent<'a> {
         /// The message.
         message: Delivery<'a>,
     },
-    /// A publisher has left, and all its messages were received; or it violated the layout. Its subscriber is no longer in
-    /// the set.
+    /// A publisher has left, and all its messages were received; or it violated the layout. Its subscriber is no longer
+    /// in the set.
     Left {
         /// As [`SubscriberSet::add`] returned it. From now on another subscriber may get it.
         key: usize,
@@ -169,8 +169,8 @@ impl SubscriberSet {
     /// The next message, or the end of a publisher, if there is one now. Never waits.
     ///
     /// # Errors
-    /// [`Error::Forked`]; [`Error::System`], for instance when descriptors run out: the next call tries again. The end of
-    /// a publisher is no error, but [`SubscriberEvent::Left`].
+    /// [`Error::Forked`]; [`Error::System`], for instance when descriptors run out: the next call tries again. The end
+    /// of a publisher is no error, but [`SubscriberEvent::Left`].
     pub fn try_receive(&mut self) -> Result<Option<SubscriberEvent<'_>>> {
         self.receive_until(Deadline::Now)
     }
@@ -183,7 +183,7 @@ impl SubscriberSet {
         self.receive_until(Deadline::Never)
     }
 
-    /// As [`SubscriberSet::receive`], until `deadline`; `None` when it passes. With an empty set it waits for that, too.
+    /// As [`SubscriberSet::receive`], until `deadline`; `None` when it passes. An empty set waits for that, too.
     ///
     /// # Errors
     /// As [`SubscriberSet::try_receive`].
@@ -270,8 +270,8 @@ impl SubscriberSet {
         self.remaining = QUANTUM;
     }
 
-    /// Applies `is_ready` to each member, from the one whose turn it is, until it holds or that member has left. Returns
-    /// whether there was such a one.
+    /// Applies `is_ready` to each member, from the one whose turn it is, until it holds or that member has left.
+    /// Returns whether there was such a one.
     fn each(&mut self, mut is_ready: impl FnMut(&mut Subscriber) -> Result<bool>) -> Result<bool> {
         if self.found.is_some() {
             return Ok(true);

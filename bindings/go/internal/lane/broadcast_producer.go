@@ -320,8 +320,8 @@ func (p *BroadcastProducer) newerThan(slack uint64) uint64 {
 	return present[after].number
 }
 
-// behindBy returns the newest message before which a waypoint shows slack bytes or more to the end: that many are kept at
-// least, and less than a waypoint's distance more.
+// behindBy returns the newest message before which a waypoint shows slack bytes or more to the end: that many are kept
+// at least, and less than a waypoint's distance more.
 func (p *BroadcastProducer) behindBy(slack uint64) uint64 {
 	present, end := p.waypoints[p.first:], p.inner.SentBytes()
 	after := sort.Search(len(present), func(i int) bool { return end-present[i].sentBytes < slack })

@@ -458,8 +458,8 @@ impl BroadcastProducer {
         self.waypoints.get(after).map_or(self.number, |waypoint| waypoint.number)
     }
 
-    /// The newest message before which a waypoint shows `slack` bytes or more to the end: that many are kept at least, and
-    /// less than a waypoint's distance more.
+    /// The newest message before which a waypoint shows `slack` bytes or more to the end: that many are kept at least,
+    /// and less than a waypoint's distance more.
     fn behind_by(&self, slack: u64) -> u64 {
         let end = self.inner.sent_bytes();
         let after = self.waypoints.partition_point(|waypoint| end.wrapping_sub(waypoint.sent_bytes) >= slack);
