@@ -17,8 +17,11 @@ fn send(publisher: &mut Publisher, of: u64, numbers: std::ops::RangeInclusive<u6
     }
 }
 
-/// What a set has delivered: the next event, with the message's publisher and number, or why its publisher left.
-fn next(set: &mut SubscriberSet) -> Option<(usize, Result<(u64, u64), Error>)> {
+/// A message's publisher and number, or why its publisher left.
+type Delivered = Result<(u64, u64), Error>;
+
+/// The next event of the set, with its key.
+fn next(set: &mut SubscriberSet) -> Option<(usize, Delivered)> {
     Some(match set.receive_until(deadline()).unwrap()? {
         SubscriberEvent::Message { key, message } => {
             let words: Vec<_> = message.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
