@@ -331,9 +331,9 @@ func (p *BroadcastProducer) behindBy(slack uint64) uint64 {
 // keepFor moves kept to the oldest message that counts, by the cursors as last loaded. lenient: history and consumers
 // that lag count too, within their slack.
 func (p *BroadcastProducer) keepFor(lenient bool) {
-	oldest, newest := p.number, p.number
+	oldest, newest, half := p.number, p.number, p.number
 	if lenient {
-		half := p.newerThan(p.inner.capacity / 2)
+		half = p.newerThan(p.inner.capacity / 2)
 		// A consumer of the newest message finds it until a later one needs its space.
 		history := p.history
 		if p.latest > 0 {
@@ -349,7 +349,7 @@ func (p *BroadcastProducer) keepFor(lenient bool) {
 		case s.gates():
 			oldest = min(oldest, s.seen)
 		case s.loss == nil && lenient && s.policy.Kind != Latest:
-			oldest = min(oldest, max(s.seen, min(p.behindBy(s.policy.Slack), newest)))
+			oldest = min(oldest, max(s.seen, min(max(p.behindBy(s.policy.Slack), half), newest)))
 		}
 	}
 	p.keep(oldest)

@@ -481,7 +481,7 @@ impl BroadcastProducer {
             let counted = match slot.policy {
                 _ if slot.gates() => slot.seen,
                 Policy::Lag { slack } | Policy::GateUntil { slack, .. } if lenient => {
-                    slot.seen.max(self.behind_by(slack).min(newest))
+                    slot.seen.max(self.behind_by(slack).max(half).min(newest))
                 }
                 _ => continue,
             };
