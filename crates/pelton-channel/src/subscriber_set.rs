@@ -219,7 +219,7 @@ impl SubscriberSet {
         Ok(false)
     }
 
-    /// Looks for publishers that have left.
+    /// Checks whether publishers have left.
     #[cold]
     #[inline(never)]
     fn find_ends(&mut self) -> Result<()> {

@@ -41,7 +41,7 @@ fn publisher_and_another(run: &Run) -> (Publishing, Subscribing) {
     (publishing, Subscribing::of(other, SMALL_BYTES))
 }
 
-/// A subscriber that connects now receives what is sent, and nothing is left over.
+/// A subscriber that connects now receives what is sent, and nothing remains.
 #[track_caller]
 fn works(run: &Run, mut publishing: Publishing, mut other: Subscribing) {
     let mut opening = subscribing(Policy::Gate).start_connect_subscriber(&run.name()).unwrap();
