@@ -135,6 +135,12 @@ impl FileIds {
         Ok(FileIds { producer: id(producer)?, consumer: id(consumer)?, data: data.map(id).transpose()?, cursor_at })
     }
 
+    /// Of a subscriber's lane, what identifies its publisher, by [`FileIds::is_same_lane`]. `None`: the lane has one
+    /// receiver, or a publisher without subscribers.
+    pub fn publisher(&self) -> Option<FileIds> {
+        self.cursor_at.map(|_| FileIds { cursor_at: None, ..*self })
+    }
+
     /// Whether the files are of one lane: a successor brings some of its own, never all. The subscribers of a publisher
     /// share its page.
     pub fn is_same_lane(&self, other: &FileIds) -> bool {

@@ -59,8 +59,14 @@ pub fn run(args: &MetricsArgs) -> Result<(), Failure> {
     http::serve(&listener, &signals, |path, format| (path == "/metrics").then(|| ("200 OK", exporter.scrape(format))))
 }
 
-/// The value of the label `side`, if there are two; and the count.
-type Side = (&'static str, fn(&Reading) -> u64);
+/// The value of the label `side`, if there are two; whose count it is; and the count.
+type Side = (&'static str, Of, fn(&Reading) -> u64);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Of {
+    Sender,
+    Receiver,
+}
 
 /// A counter, and its series in each channel.
 struct Counter {
@@ -75,52 +81,101 @@ const COUNTERS: [Counter; 7] = [
         name: "sent_messages",
         help: "Messages sent",
         unit: None,
-        series: &[("", |reading| reading.sent.messages)],
+        series: &[("", Of::Sender, |reading| reading.sent.messages)],
     },
     Counter {
         name: "sent",
         help: "Bytes of the payloads of messages sent",
         unit: Some(Unit::Bytes),
-        series: &[("", |reading| reading.sent.bytes)],
+        series: &[("", Of::Sender, |reading| reading.sent.bytes)],
     },
     Counter {
         name: "received_messages",
         help: "Messages that the receiver has released",
         unit: None,
-        series: &[("", |reading| reading.received.messages)],
+        series: &[("", Of::Receiver, |reading| reading.received.messages)],
     },
     Counter {
         name: "received",
         help: "Bytes of the payloads of messages that the receiver has released",
         unit: Some(Unit::Bytes),
-        series: &[("", |reading| reading.received.bytes)],
+        series: &[("", Of::Receiver, |reading| reading.received.bytes)],
     },
     Counter {
         name: "waits",
         help: "Waits of a side: of senders for space, of the receiver for messages",
         unit: None,
-        series: &[("sender", |reading| reading.sent.waits), ("receiver", |reading| reading.received.waits)],
+        series: &[
+            ("sender", Of::Sender, |reading| reading.sent.waits),
+            ("receiver", Of::Receiver, |reading| reading.received.waits),
+        ],
     },
     Counter {
         name: "sleeps",
         help: "Waits of a side in which it slept, after polling",
         unit: None,
-        series: &[("sender", |reading| reading.sent.sleeps), ("receiver", |reading| reading.received.sleeps)],
+        series: &[
+            ("sender", Of::Sender, |reading| reading.sent.sleeps),
+            ("receiver", Of::Receiver, |reading| reading.received.sleeps),
+        ],
     },
     Counter {
         name: "wakes",
         help: "Rings of a side that woke the other one",
         unit: None,
-        series: &[("sender", |reading| reading.sent.wakes_sent), ("receiver", |reading| reading.received.wakes_sent)],
+        series: &[
+            ("sender", Of::Sender, |reading| reading.sent.wakes_sent),
+            ("receiver", Of::Receiver, |reading| reading.received.wakes_sent),
+        ],
     },
 ];
 
 /// Series of counters in each channel.
 const SERIES: usize = 10;
 
-fn counted(reading: &Reading) -> [u64; SERIES] {
-    let mut values = COUNTERS.iter().flat_map(|counter| counter.series).map(|(_, of)| of(reading));
+/// The counts of these sides.
+fn counted(reading: &Reading, sides: &[Of]) -> [u64; SERIES] {
+    let series = COUNTERS.iter().flat_map(|counter| counter.series);
+    let mut values = series.map(|(_, side, count)| if sides.contains(side) { count(reading) } else { 0 });
     std::array::from_fn(|_| values.next().expect("as many series as SERIES"))
+}
+
+/// The lanes of a channel at a scrape. The subscribers of a publisher share its lane, and only receive in their own
+/// right.
+#[derive(Default)]
+struct Lanes<'a> {
+    /// Also those of subscribers.
+    counts: Vec<(FileIds, [u64; SERIES])>,
+    /// Of a publisher's subscribers the one with the most unreleased bytes.
+    readings: Vec<(Option<FileIds>, &'a Reading)>,
+}
+
+impl<'a> Lanes<'a> {
+    fn of(lanes: impl Iterator<Item = (Option<FileIds>, &'a Reading)>) -> Lanes<'a> {
+        let mut all = Lanes::default();
+        for (files, reading) in lanes {
+            let Some(publisher) = files.and_then(|files| files.publisher()) else {
+                all.counts.extend(files.map(|files| (files, counted(reading, &[Of::Sender, Of::Receiver]))));
+                all.readings.push((None, reading));
+                continue;
+            };
+            all.counts.extend(files.map(|files| (files, counted(reading, &[Of::Receiver]))));
+            let is_same = |other: &Option<FileIds>| other.is_some_and(|other| other.is_same_lane(&publisher));
+            match all.readings.iter_mut().find(|(other, _)| is_same(other)) {
+                Some((_, most)) if most.waiting_bytes < reading.waiting_bytes => *most = reading,
+                Some(_) => {}
+                None => {
+                    all.counts.push((publisher, counted(reading, &[Of::Sender])));
+                    all.readings.push((Some(publisher), reading));
+                }
+            }
+        }
+        all
+    }
+
+    fn sum(&self, of: fn(&Reading) -> u64) -> u64 {
+        self.readings.iter().fold(0, |sum, (_, reading)| sum.saturating_add(of(reading)))
+    }
 }
 
 /// Counts of one lane at the last scrape.
@@ -195,20 +250,20 @@ impl Exporter {
         }
         self.totals.retain(|labels, _| channels.contains_key(labels));
         let series = channels.into_iter().map(|(labels, channels)| {
-            let lanes = || channels.iter().flat_map(|channel| &channel.lanes);
+            let lanes = channels.iter().flat_map(|channel| &channel.lanes);
+            let lanes = Lanes::of(lanes.map(|lane| (lane.file_ids().ok(), &lane.reading)));
+            let full = |reading: &Reading| reading.waiting_bytes as f64 / reading.capacity.max(1) as f64;
+            let full = lanes.readings.iter().map(|(_, reading)| full(reading));
             let totals = self.totals.entry(labels.clone()).or_default();
-            totals.add(lanes().filter_map(|lane| Some((lane.file_ids().ok()?, counted(&lane.reading)))));
-            let sum =
-                |of: fn(&Channel) -> u64| channels.iter().fold(0, |sum: u64, channel| sum.saturating_add(of(channel)));
-            let full = lanes().map(|lane| lane.reading.waiting_bytes as f64 / lane.reading.capacity.max(1) as f64);
+            totals.add(lanes.counts.iter().copied());
             // Of several, the one that is not well.
             let states = channels.iter().map(|channel| channel.state());
             Series {
                 counts: totals.counts,
-                lanes: lanes().count() as u64,
-                capacity: sum(Channel::capacity),
-                waiting_messages: sum(Channel::waiting_messages),
-                waiting_bytes: sum(Channel::waiting_bytes),
+                lanes: lanes.readings.len() as u64,
+                capacity: lanes.sum(|reading| reading.capacity),
+                waiting_messages: lanes.sum(|reading| reading.waiting_messages),
+                waiting_bytes: lanes.sum(|reading| reading.waiting_bytes),
                 full: full.fold(0.0, f64::max).min(1.0),
                 state: states.max_by_key(|state| !matches!(state, State::Ok | State::Idle)).map_or("", State::words),
                 labels,
@@ -270,7 +325,7 @@ impl MetricSource for Snapshot {
         for Counter { name, help, unit, series } in &COUNTERS {
             let mut samples = Vec::new();
             for of in &self.series {
-                for (at, (side, _)) in series.iter().enumerate() {
+                for (at, (side, ..)) in series.iter().enumerate() {
                     let side = (!side.is_empty()).then_some(("side", *side));
                     let value = Number::Whole(of.counts[first + at]);
                     samples.push(Sample { labels: of.labels(side), value });
@@ -283,7 +338,12 @@ impl MetricSource for Snapshot {
         let gauges: [Gauge; 5] = [
             ("lanes", "Lanes: one for each sender", None, |of| of.lanes as f64),
             ("capacity", "Bytes that its lanes can hold", Some(Unit::Bytes), |of| of.capacity as f64),
-            ("waiting_messages", "Messages that are sent and not released", None, |of| of.waiting_messages as f64),
+            (
+                "waiting_messages",
+                "Messages that are sent and not released; of a broadcast by its slowest subscriber",
+                None,
+                |of| of.waiting_messages as f64,
+            ),
             ("waiting", "Bytes of the lanes that these occupy", Some(Unit::Bytes), |of| of.waiting_bytes as f64),
             ("full", "How full the fullest lane is, 0 to 1", Some(Unit::Other("ratio".to_owned())), |of| of.full),
         ];

@@ -107,6 +107,40 @@ fn the_numbers_of_each_channel_are_printed_in_both_formats() {
     assert!(!text.contains("\npelton_channels_omitted 0\n"), "{text}");
 }
 
+/// Its subscribers share a publisher's lane: what it sends counts once, and each of them receives it.
+#[test]
+fn a_broadcast_counts_its_publisher_once() {
+    let dirs = test_dirs();
+    for channel in ["broadcast-numbers", "path:broadcast"] {
+        let mut publisher = dirs.start(&["pub", channel, "--subscribers", "2", "--capacity", "64K"]);
+        publisher.write(b"one\ntwo\n");
+        let subscribers = [(); 2].map(|()| dirs.start(&["sub", channel]));
+        for subscriber in &subscribers {
+            assert_eq!((subscriber.line(), subscriber.line()), ("one".to_owned(), "two".to_owned()));
+        }
+        let name = match channel.strip_prefix("path:") {
+            Some(directory) => {
+                let directory = std::fs::canonicalize(dirs.path("work")).unwrap().join(directory);
+                format!("path:{}", directory.display())
+            }
+            None => channel.to_owned(),
+        };
+        let wanted = [
+            ("sent_messages_total", "2"),
+            ("sent_bytes_total", "6"),
+            ("received_messages_total", "4"),
+            ("lanes", "1.0"),
+            ("capacity_bytes", "65536.0"),
+        ]
+        .map(|(metric, value)| format!("\npelton_{metric}{{channel=\"{name}\",kind=\"broadcast\"}} {value}\n"));
+        // Releases follow the lines.
+        eventually("the numbers", || {
+            let text = printed(&dirs, &[]);
+            wanted.iter().all(|wanted| text.contains(wanted))
+        });
+    }
+}
+
 #[test]
 fn a_server_answers_clients_side_by_side_until_a_signal() {
     let dirs = test_dirs();
