@@ -33,6 +33,8 @@ pub struct Scenario {
     bytes_max: u64,
     publisher_pause: (u64, u64),
     history: u64,
+    /// No subscriber gates: the publisher passes each that pauses, again and again.
+    passes_all: bool,
     kills: u64,
 }
 
@@ -43,6 +45,12 @@ impl Scenario {
     pub fn of(seed: u64, index: u64, combination: u64, kills: u64) -> Scenario {
         let mut random = Random::new(seed ^ mix(!index));
         let capacity = random.one_of(&[64 << 10, 64 << 10, 256 << 10, 1 << 20]);
+        let passes_all = random.one_in(3);
+        // With few messages in the lane, the publisher is often about to overwrite what a subscriber copies.
+        let bytes_max = match passes_all {
+            true => random.one_of(&[300, capacity / 8, capacity / 8]),
+            false => random.one_of(&[HEADER_BYTES as u64, 64, 300, 2000, capacity / 8]),
+        };
         Scenario {
             index,
             seed,
@@ -52,9 +60,10 @@ impl Scenario {
             publisher_wait_mode: [WaitMode::Block, WaitMode::Poll][(combination / 4) as usize],
             subscriber_wait_mode: random.one_of(&[WaitMode::Block, WaitMode::Poll]),
             capacity,
-            bytes_max: random.one_of(&[HEADER_BYTES as u64, 64, 300, 2000, capacity / 8]).min(32 << 10),
+            bytes_max: bytes_max.min(32 << 10),
             publisher_pause: random.one_of(&[(0, 0), (8, 200), (100, 2000)]),
             history: random.one_of(&[0, 1, 20, 1000]),
+            passes_all,
             kills,
         }
     }
@@ -219,12 +228,16 @@ impl<'a> Run<'a> {
     fn part(&self, number: usize, random: &mut Random) -> BroadcastPlan {
         let durable = self.scenario.transport == Transport::Path && number.is_multiple_of(2);
         let (gate, until, lag) = (SubscriberPolicy::Gate, SubscriberPolicy::GateUntil, SubscriberPolicy::Lag);
-        let policies = [gate, gate, until, lag, if durable { lag } else { SubscriberPolicy::Latest }];
+        let latest = if durable { lag } else { SubscriberPolicy::Latest };
+        let policy = match self.scenario.passes_all {
+            true => random.one_of(&[lag, lag, latest]),
+            false => random.one_of(&[gate, gate, until, lag, latest]),
+        };
         let last = StartAt::Last(random.below(40));
         BroadcastPlan {
             publisher: self.publishers,
             history: self.scenario.history,
-            policy: random.one_of(&policies),
+            policy,
             start: random.one_of(&[StartAt::Now, StartAt::Oldest, last]),
             durable: durable.then(|| format!("seat{number}")),
         }
