@@ -71,6 +71,8 @@ pub struct Receiver {
     backoff: Option<Backoff>,
     lockstep: Lockstep,
     empties: u32,
+    /// What the slow path has found last: see [`Record::by_fields`].
+    found: Record,
 }
 
 /// With several lanes, a lane's quantum ends at multiples of this number of messages. A guess: compared with the cost
@@ -122,6 +124,7 @@ impl Receiver {
             backoff: Some(Backoff::new()),
             lockstep: Lockstep::default(),
             empties: 0,
+            found: Record::placeholder(0),
         })
     }
 
@@ -154,39 +157,42 @@ impl Receiver {
     /// After the last message: [`Error::Closed`] when the sender has closed, [`Error::PeerDied`] when it died; then
     /// `resume` may continue with a successor. A path channel returns it once, and then continues with the next sender.
     /// [`Error::Corrupt`], [`Error::Forked`].
-    #[inline]
+    #[inline(always)]
     pub fn try_receive(&mut self) -> Result<Option<Message<'_>>> {
-        match self.peek_fast() {
-            Some(record) => Ok(Some(Message { receiver: self, record })),
-            None => self.receive_slow(Deadline::Now),
-        }
+        self.receive_until(Deadline::Now)
     }
 
     /// Returns the next message in place. Waits as [`crate::Wait`] of the options determines, without a limit.
     ///
     /// # Errors
     /// As [`Receiver::try_receive`]. A wait ends immediately when the sender leaves.
-    #[inline]
+    #[inline(always)]
     pub fn receive(&mut self) -> Result<Message<'_>> {
-        match self.peek_fast() {
-            Some(record) => Ok(Message { receiver: self, record }),
+        let record = match self.peek_fast() {
+            Some(record) => record,
             None => match self.peek_soon() {
-                Some(record) => Ok(Message { receiver: self, record }),
-                None => Ok(self.receive_slow(Deadline::Never)?.expect("without a deadline it does not pass")),
+                Some(record) => record,
+                None => {
+                    self.receive_slow(Deadline::Never)?;
+                    self.found.by_fields()
+                }
             },
-        }
+        };
+        Ok(Message { receiver: self, record })
     }
 
     /// As [`Receiver::receive`], until `deadline` on the monotonic clock; `None` when it passes.
     ///
     /// # Errors
     /// As [`Receiver::receive`].
-    #[inline]
+    #[inline(always)]
     pub fn receive_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Message<'_>>> {
-        match self.peek_fast() {
-            Some(record) => Ok(Some(Message { receiver: self, record })),
-            None => self.receive_slow(deadline.into()),
-        }
+        let record = match self.peek_fast() {
+            Some(record) => record,
+            None if self.receive_slow(deadline.into())? => self.found.by_fields(),
+            None => return Ok(None),
+        };
+        Ok(Some(Message { receiver: self, record }))
     }
 
     /// As [`Receiver::try_receive`]. With [`Options::membership_events`], also returns which senders join and leave.
@@ -365,10 +371,13 @@ impl Receiver {
         false
     }
 
+    /// Whether it has found a message until `deadline`, which is `found`: see [`Record::by_fields`].
     #[cold]
     #[inline(never)]
-    fn receive_slow(&mut self, deadline: Deadline) -> Result<Option<Message<'_>>> {
-        Ok(self.find_record(deadline)?.map(|record| Message { receiver: self, record }))
+    fn receive_slow(&mut self, deadline: Deadline) -> Result<bool> {
+        let found = self.find_record(deadline)?;
+        self.found = found.unwrap_or(Record::placeholder(0));
+        Ok(found.is_some())
     }
 
     #[cold]

@@ -127,7 +127,7 @@ impl Subscriber {
     /// # Errors
     /// [`Error::Closed`] and [`Error::PeerDied`] after the publisher has left and all its messages were received;
     /// [`Error::Corrupt`] when it violates the protocol; [`Error::Forked`].
-    #[inline]
+    #[inline(always)]
     pub fn try_receive(&mut self) -> Result<Option<Delivery<'_>>> {
         self.receive_until(Deadline::Now)
     }
@@ -136,37 +136,48 @@ impl Subscriber {
     ///
     /// # Errors
     /// As [`Subscriber::try_receive`].
-    #[inline]
+    #[inline(always)]
     pub fn receive(&mut self) -> Result<Delivery<'_>> {
-        Ok(self.receive_until(Deadline::Never)?.expect("without a deadline it does not pass"))
+        if let Some(record) = self.peek_fast() {
+            return Ok(Delivery { subscriber: self, record: Some(record), missed: 0 });
+        }
+        self.find_cold(Deadline::Never)?;
+        Ok(self.delivery())
     }
 
     /// As [`Subscriber::receive`], until `deadline`; `None` when it passes.
     ///
     /// # Errors
     /// As [`Subscriber::try_receive`].
-    #[inline]
+    #[inline(always)]
     pub fn receive_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Delivery<'_>>> {
-        // The usual case. A subscriber that gates misses nothing.
-        if self.found.is_none()
-            && self.endpoint.owner.is_current()
-            && let Some(record) = self.parts.lane.peek_fast()
-        {
+        if let Some(record) = self.peek_fast() {
             return Ok(Some(Delivery { subscriber: self, record: Some(record), missed: 0 }));
         }
-        self.receive_slow(deadline.into())
+        Ok(if self.find_cold(deadline.into())? { Some(self.delivery()) } else { None })
+    }
+
+    /// The next message in the usual case. A subscriber that gates misses nothing.
+    #[inline(always)]
+    fn peek_fast(&self) -> Option<Record> {
+        if self.found.is_some() || !self.endpoint.owner.is_current() {
+            return None;
+        }
+        self.parts.lane.peek_fast()
     }
 
     #[cold]
     #[inline(never)]
-    fn receive_slow(&mut self, deadline: Deadline) -> Result<Option<Delivery<'_>>> {
-        Ok(if self.find(deadline)? { Some(self.delivery()) } else { None })
+    fn find_cold(&mut self, deadline: Deadline) -> Result<bool> {
+        self.find(deadline)
     }
 
     /// The message that `find` has found.
+    #[inline(always)]
     pub(crate) fn delivery(&mut self) -> Delivery<'_> {
-        let record = self.found.take();
-        debug_assert!(record.is_some() != self.is_copied);
+        debug_assert!(self.found.is_some() != self.is_copied);
+        let record = self.found.as_ref().map(|found| found.by_fields());
+        self.found = None;
         let missed = std::mem::take(&mut self.missed_now);
         Delivery { subscriber: self, record, missed }
     }
@@ -356,6 +367,19 @@ impl Subscriber {
     #[cold]
     fn not_usable(&mut self) -> Error {
         self.endpoint.error(|| 0)
+    }
+
+    /// Ends the delivery of a copied message.
+    #[cold]
+    #[inline(never)]
+    fn drop_copy(&mut self) {
+        if self.endpoint.owner.is_forked() {
+            return;
+        }
+        self.is_copied = false;
+        if self.path.is_some() {
+            self.release();
+        }
     }
 
     /// Gives back the space of what was received, and rings a publisher that waits for it.
@@ -561,18 +585,6 @@ impl Delivery<'_> {
     pub fn number(&self) -> u64 {
         self.subscriber.next_number()
     }
-
-    #[cold]
-    #[inline(never)]
-    fn drop_copy(&mut self) {
-        if self.subscriber.endpoint.owner.is_forked() {
-            return;
-        }
-        self.subscriber.is_copied = false;
-        if self.subscriber.path.is_some() {
-            self.subscriber.release();
-        }
-    }
 }
 
 impl Deref for Delivery<'_> {
@@ -599,7 +611,7 @@ impl Drop for Delivery<'_> {
             self.subscriber.parts.lane.take(record);
             self.subscriber.release();
         } else {
-            self.drop_copy();
+            self.subscriber.drop_copy();
         }
     }
 }
