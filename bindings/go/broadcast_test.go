@@ -80,6 +80,26 @@ func TestEachSubscriberReceivesEachMessageInOrder(t *testing.T) {
 	}
 }
 
+func TestNothingIsAllocatedForAMessageOfABroadcast(t *testing.T) {
+	inBothWays(t, func(t *testing.T, name, _ string) {
+		ctx, message := context.Background(), payload(0, 256)
+		publisher := must(publishAt(ctx, name, small))
+		defer publisher.Close()
+		for _, options := range []*Options{{}, {Policy: Lag}, {Policy: Latest}} {
+			subscriber := must(subscribeAt(ctx, name, options))
+			if allocated := testing.AllocsPerRun(1000, func() {
+				if err := publisher.Send(ctx, message); err != nil {
+					panic(err)
+				}
+				must(subscriber.Receive(ctx))
+			}); allocated != 0 {
+				t.Errorf("%+v: %v allocations", options, allocated)
+			}
+			subscriber.Close()
+		}
+	})
+}
+
 func TestASubscriberThatLagsLearnsExactlyWhatItMissed(t *testing.T) {
 	ctx := soon(t)
 	publisher := newTestPublisher(t, &Options{Capacity: 1 << 16})

@@ -423,21 +423,19 @@ func (p *Publisher) reserve(bytes uint64) ([]byte, bool, error) {
 	}
 	for {
 		space, ok, err := p.lane.TryReserve(bytes)
-		var unbacked *lane.Unbacked
-		if errors.As(err, &unbacked) {
-			if err := p.path.Role.Back(p.lane, p.side.Data, unbacked.Bytes); err != nil {
-				return nil, false, err
-			}
-			continue
-		}
-		if err != nil {
-			return nil, false, fail.Lane(err)
-		}
 		if ok {
 			p.forgetHolder()
 			return space, true, nil
 		}
-		if !p.passHolder() {
+		unbacked, isUnbacked := errors.AsType[*lane.Unbacked](err)
+		switch {
+		case isUnbacked:
+			if err := p.path.Role.Back(p.lane, p.side.Data, unbacked.Bytes); err != nil {
+				return nil, false, err
+			}
+		case err != nil:
+			return nil, false, fail.Lane(err)
+		case !p.passHolder():
 			return nil, false, nil
 		}
 	}
