@@ -54,6 +54,8 @@ func CreatePublisher(ctx context.Context, path string, options *Options) (*Publi
 		p := publisherOf(o, of.Lane, handshake.PublisherSide{Page: of.Page, Data: of.Data, BytesMax: of.Lane.BytesMax(),
 			Doorbell: of.Doorbell})
 		p.path = of
+		p.meetTimer = time.AfterFunc(meetAgain, p.notice)
+		p.meetTimer.Stop()
 		// It rings the subscribers of its predecessor.
 		if err := p.attend(); err != nil {
 			_ = p.Close()
@@ -86,7 +88,7 @@ func (p *Publisher) meetSubscribers() (failed error) {
 			continue
 		case err != nil:
 			// The subscriber may sleep, and is rung by nothing else.
-			time.AfterFunc(meetAgain, p.notice)
+			p.meetTimer.Reset(meetAgain)
 			failed = err
 			continue
 		}

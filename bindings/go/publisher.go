@@ -62,6 +62,8 @@ type Publisher struct {
 	wantedBytes   uint64
 	untilReleased bool
 	lagTimer      *time.Timer
+	// In a directory, when it next tries to meet the subscribers that it could not.
+	meetTimer *time.Timer
 }
 
 // subscription is a subscriber, as its publisher knows it.
@@ -296,7 +298,8 @@ func (p *Publisher) leaveFrom(state uint32) {
 // repeats what failed.
 func (p *Publisher) attend() error {
 	p.hasNews.Store(false)
-	for {
+	// Each slot at most twice: in a directory, others could join and leave for ever.
+	for range 2 * SubscribersMax {
 		join, why, ok := p.lane.Lost()
 		if !ok {
 			break
@@ -583,32 +586,28 @@ func (w *publishWait) MayBeReady() bool {
 
 func (w *publishWait) Arm() (bool, error) {
 	p := (*Publisher)(w)
-	for {
-		if !p.lane.Arm(p.wantedBytes, p.untilReleased, kernel.Membarrier) {
-			return false, nil
-		}
-		holder, _ := p.lane.Holder()
-		// A subscriber that the lane counts no more would not ring.
-		if ok, err := w.Poll(); ok || err != nil {
-			w.Disarm()
-			return false, err
-		}
+	if !p.lane.Arm(p.wantedBytes, p.untilReleased, kernel.Membarrier) {
+		return false, nil
+	}
+	holder, _ := p.lane.Holder()
+	// A subscriber that the lane counts no more would not ring.
+	ok, err := w.Poll()
+	now, isHeld := p.lane.Holder()
+	switch {
+	case ok || err != nil:
+	case isHeld && p.subscription(now.Join) == nil:
 		// The end of one that has joined by itself, and that this side has not met, would wake nobody.
-		if now, ok := p.lane.Holder(); ok && p.subscription(now.Join) == nil {
-			p.lane.Disarm()
-			return false, p.attend()
+		err = p.attend()
+	case p.lane.IsArmed() && now.Join == holder.Join:
+		if left, ok := p.lagsIn(); ok {
+			p.lagTimer = time.AfterFunc(left, p.side.Doorbell.Wake)
 		}
-		// The poll ends the sleep when it lets the holder lag, or removes one, and may have loaded that another one is
-		// the slowest by now: the next slowest would not ring.
-		if now, _ := p.lane.Holder(); p.lane.IsArmed() && now.Join == holder.Join {
-			break
-		}
-		p.lane.Disarm()
+		return true, nil
 	}
-	if left, ok := p.lagsIn(); ok {
-		p.lagTimer = time.AfterFunc(left, p.side.Doorbell.Wake)
-	}
-	return true, nil
+	// The poll ends the sleep when it lets the holder lag, or removes one, and may have loaded that another one is the
+	// slowest by now: the next slowest would not ring. The caller arms again.
+	p.lane.Disarm()
+	return false, err
 }
 
 func (w *publishWait) Disarm() {
@@ -738,6 +737,7 @@ func (p *Publisher) tearDown() {
 		}
 	}
 	if p.path != nil {
+		p.meetTimer.Stop()
 		p.path.Close()
 	}
 	p.side.Doorbell.Close()
