@@ -6,9 +6,15 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // takes receives messages of numbers from..=to, all of which are there, and releases them.
@@ -250,6 +256,11 @@ func TestABroadcastInADirectoryRefusesWhatDoesNotFit(t *testing.T) {
 	}
 	refused(ErrRefused, open(nil))
 	refused(ErrRefused, open(&Options{Durable: "audit"}))
+	over, cancel := context.WithTimeout(ctx, time.Millisecond)
+	defer cancel()
+	_, err = OpenSubscriber(over, path, &Options{Await: true})
+	refused(ErrRefused, err)
+	refused(context.DeadlineExceeded, err)
 	if err := publisher.WaitSubscribers(ctx, SubscribersMax); err != nil {
 		t.Fatal(err)
 	}
@@ -349,5 +360,152 @@ func TestHostileBytesInTheFilesOfABroadcastEndInErrors(t *testing.T) {
 		if err := os.RemoveAll(path); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// While a successor begins, the page still says that its predecessor has closed, whose end the subscriber has reported.
+func TestAPublisherThatBeginsHasNotClosed(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	publisher := must(CreatePublisher(ctx, path, small))
+	defer publisher.Close()
+	subscriber := must(OpenSubscriber(ctx, path, nil))
+	defer subscriber.Close()
+	const generation, state, open, closed = 144, 384, 1, 2
+	page := publisher.side.Page.Bytes
+	word := (*uint64)(unsafe.Pointer(&page[generation]))
+	store := func(value uint32) { atomic.StoreUint32((*uint32)(unsafe.Pointer(&page[state])), value) }
+	var begins, has atomic.Uint64
+	done := make(chan bool)
+	defer func() { <-done }()
+	const rounds = 2000
+	go func() {
+		defer close(done)
+		for round := range uint64(rounds) {
+			for begins.Load() == round {
+				runtime.Gosched()
+			}
+			store(open)
+			has.Store(atomic.AddUint64(word, 1))
+		}
+	}()
+	for round := range uint64(rounds) {
+		store(closed)
+		past := atomic.LoadUint64(word)
+		subscriber.path.past = past
+		begins.Store(round + 1)
+		for has.Load() <= past {
+			if subscriber.hasClosed() {
+				begins.Store(rounds)
+				t.Fatal("the successor's generation counts as closed")
+			}
+		}
+	}
+}
+
+// Descriptors may run out when several subscribers have joined by themselves: each attempt to meet them ends in one
+// more, and not in one for each.
+func TestAPublisherWithoutDescriptorsTriesAgainOnceAtATime(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	publisher := must(CreatePublisher(ctx, path, small))
+	defer publisher.Close()
+	for range 3 {
+		defer must(OpenSubscriber(ctx, path, nil)).Close()
+	}
+	// During a call, an attempt only notes that there is news.
+	if err := publisher.guard.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	free := withoutDescriptors(t)
+	for isOnTime := false; !isOnTime; {
+		for range 3 {
+			if err := publisher.attend(); !errors.Is(err, ErrSystem) {
+				t.Fatal(err)
+			}
+		}
+		// Unless the attempt came before this.
+		isOnTime = publisher.meetTimer.Stop()
+		time.Sleep(3 * meetAgain)
+		if publisher.hasNews.Swap(false) && isOnTime {
+			t.Fatal("it tries again more than once")
+		}
+	}
+	_ = publisher.attend()
+	free()
+	publisher.leave()
+	if err := publisher.WaitSubscribers(ctx, 3); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// withoutDescriptors has this process find no free descriptor until the returned function is called.
+func withoutDescriptors(t *testing.T) (free func()) {
+	t.Helper()
+	lowest := must(os.Open("/dev/null"))
+	defer lowest.Close()
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	set := func(limit unix.Rlimit) {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			t.Fatal(err)
+		}
+	}
+	free = sync.OnceFunc(func() { set(before) })
+	t.Cleanup(free)
+	set(unix.Rlimit{Cur: uint64(lowest.Fd()), Max: before.Max})
+	return free
+}
+
+// Endpoints, open and closed, and calls that fail leave no descriptor, mapping or goroutine.
+func TestABroadcastInADirectoryLeavesNothingBehind(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	pass := func() {
+		publisher := must(CreatePublisher(ctx, path, small))
+		if _, err := CreatePublisher(ctx, path, nil); !errors.Is(err, ErrRoleTaken) {
+			t.Fatal(err)
+		}
+		for _, options := range []*Options{{}, {Policy: Lag}, {Policy: Latest}, {Durable: "a"}, {Durable: "b", Policy: Lag}} {
+			subscriber := must(OpenSubscriber(ctx, path, options))
+			sends(t, publisher, 3)
+			must(subscriber.Receive(ctx))
+			if options.Durable != "" {
+				if _, err := OpenSubscriber(ctx, path, options); !errors.Is(err, ErrRoleTaken) {
+					t.Fatal(err)
+				}
+			}
+			if _, err := OpenSubscriber(ctx, path, &Options{Memory: 4096}); !errors.Is(err, ErrNotAChannel) {
+				t.Fatal(err)
+			}
+			// In place or a copy, it is given back: the mapping does not wait for a collection.
+			if err := errors.Join(subscriber.Release(), subscriber.Close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		publisher.Close()
+		for _, name := range []string{"a", "b"} {
+			if err := RemoveSubscription(path, name, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	count := func() (all [3]int) {
+		maps := string(must(os.ReadFile("/proc/self/maps")))
+		return [3]int{len(must(os.ReadDir("/proc/self/fd"))), strings.Count(maps, path), runtime.NumGoroutine()}
+	}
+	pass()
+	closesEnd(t)
+	before := count()
+	for range 3 {
+		pass()
+	}
+	for after := count(); ; after = count() {
+		if after[0] <= before[0] && after[1] <= before[1] && after[2] <= before[2] {
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("descriptors, mappings and goroutines: %v before, %v after", before, after)
+		}
+		time.Sleep(time.Millisecond)
 	}
 }

@@ -183,7 +183,7 @@ func publisherOf(o Options, producer *lane.BroadcastProducer, side handshake.Pub
 // It waits for a moment, while the goroutine in a call lets it join.
 //
 // Errors: [ErrRefused] if the publisher has [SubscribersMax] subscribers, does not take the policy, or is of a
-// directory; [ErrOption], [ErrClosedHandle], [ErrSystem].
+// directory; [ErrTimedOut] if that one does not within 5 s; [ErrOption], [ErrClosedHandle], [ErrSystem].
 func (p *Publisher) NewSubscriber(options *Options) (*Subscriber, error) {
 	o := options.orDefault()
 	settings, policy, from, err := o.forSubscriber()
@@ -234,6 +234,8 @@ func (p *Publisher) NewSubscriber(options *Options) (*Subscriber, error) {
 		return s, nil
 	case p.closed.Err() != nil:
 		err = fail.New(fail.ErrClosedHandle, "the publisher was closed during the call")
+	case errors.Is(err, context.DeadlineExceeded):
+		err = fail.New(fail.ErrTimedOut, "timed out while the publisher's goroutine is in a call: does it run?")
 	}
 	if s != nil {
 		s.doorbell.Close()
@@ -377,7 +379,8 @@ func (s *subscription) close() {
 // ends; if it need not wait, it ignores the context. It allocates nothing unless it waits. The end of a subscriber is
 // no error.
 //
-// Errors: the context's; [ErrTooLarge].
+// Errors: the context's; [ErrTooLarge]. In a directory also [ErrNoSpace] if the file system is full, and [ErrSystem]:
+// nothing is damaged, try again. After any error, nothing was sent.
 func (p *Publisher) Send(ctx context.Context, message []byte) error {
 	if err := p.guard.Enter(); err != nil {
 		return err
@@ -520,7 +523,8 @@ func (p *Publisher) fill(space, message []byte) {
 }
 
 // WaitSubscribers waits until the publisher has at least this number of subscribers. A durable subscription counts also
-// while no process uses it. Errors: the context's.
+// while no process uses it. Errors: the context's; in a directory also [ErrSystem], for instance when descriptors run
+// out.
 func (p *Publisher) WaitSubscribers(ctx context.Context, count int) error {
 	if err := p.guard.Enter(); err != nil {
 		return err
@@ -542,7 +546,7 @@ func (p *Publisher) count() (count int) {
 }
 
 // WaitReleased waits until every subscriber that gates has released every message. One with [Options.LagAfter] that
-// releases nothing for so long lags from then on, and is not waited for. Errors: the context's.
+// releases nothing for so long lags from then on, and is not waited for. Errors: as WaitSubscribers.
 func (p *Publisher) WaitReleased(ctx context.Context) error {
 	if err := p.guard.Enter(); err != nil {
 		return err
@@ -683,7 +687,9 @@ func (p *Publisher) Subscribers() (states []SubscriberState, ok bool) {
 }
 
 // CorruptSubscribers returns how many subscribers this publisher has removed so far because they broke the rules of the
-// layout. Each of them finds that the publisher has ended. It returns 0 during a call of another goroutine.
+// layout; in a directory also those whose files it does not accept. Each of them finds that the publisher has ended, or
+// in a directory [ErrCorrupt] once it is passed. It does not wait. It returns 0 for a closed handle, and during a call
+// of another goroutine.
 func (p *Publisher) CorruptSubscribers() uint64 {
 	if p.guard.Enter() != nil {
 		return 0
