@@ -260,16 +260,7 @@ func TestAKilledSubscriberHoldsNothingUpAndAStoppedOneDoes(t *testing.T) {
 				t.Fatal(err)
 			}
 			stop(t, receives)
-			sent := 0
-			for ok := true; ok; {
-				var err error
-				if ok, err = publisher.TrySend(payload(sent, 1000)); err != nil {
-					t.Fatal(err)
-				}
-				if ok {
-					sent++
-				}
-			}
+			sent := sendUntilFull(t, publisher)
 			soonOver, cancel := context.WithTimeout(ctx, 30*time.Millisecond)
 			defer cancel()
 			if err := publisher.Send(soonOver, payload(sent, 1000)); !errors.Is(err, context.DeadlineExceeded) {
@@ -278,11 +269,7 @@ func TestAKilledSubscriberHoldsNothingUpAndAStoppedOneDoes(t *testing.T) {
 			if held := states(t, publisher); len(held) != 1 || held[0].Holds == 0 || held[0].Peer.PID != receives.Process.Pid {
 				t.Fatalf("%+v", held)
 			}
-			failed := make(chan error)
-			go func() { failed <- publisher.Send(ctx, payload(sent, 1000)) }()
-			if !parked("(*Publisher).Send") {
-				t.Fatal("it does not wait")
-			}
+			failed := waiting(t, "(*Publisher).Send", func() error { return publisher.Send(ctx, payload(sent, 1000)) })
 			receives.kill()
 			if err := <-failed; err != nil {
 				t.Fatal(err)
