@@ -20,7 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SubscribersMax is the largest number of subscribers that a [Publisher] has at a time.
+// SubscribersMax is the largest number of subscribers that a [Publisher] has at a time. In a directory, durable
+// subscriptions that no process uses count too.
 const SubscribersMax = lane.CursorsMax
 
 // Publisher is the sending endpoint of a broadcast: one publisher, up to [SubscribersMax] subscribers. It copies each

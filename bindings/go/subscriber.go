@@ -402,7 +402,7 @@ func (s *Subscriber) tearDown() {
 		s.path.role.Close()
 	}
 	s.doorbell.Close()
-	if s.isLent {
+	if s.isLent && s.sub.Consumer.ReadsInPlace() {
 		// The program may hold the slice that lies in the lane: it must not point to nothing.
 		runtime.AddCleanup(s, unmapSubscription, s.sub)
 		return
