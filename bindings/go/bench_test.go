@@ -28,6 +28,25 @@ func BenchmarkSendReceiveRelease256(b *testing.B) {
 	}
 }
 
+// As above, a broadcast with one subscriber.
+func BenchmarkPublishReceive256(b *testing.B) {
+	ctx := context.Background()
+	publisher := must(NewPublisher(nil))
+	defer publisher.Close()
+	subscriber := must(publisher.NewSubscriber(nil))
+	defer subscriber.Close()
+	message := payload(0, 256)
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := publisher.Send(ctx, message); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := subscriber.Receive(ctx); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 // A client and a service of this process. Between processes: go run ./bench.
 func BenchmarkCall256(b *testing.B) {
 	name := b.TempDir() + "/socket"

@@ -80,6 +80,41 @@ func TestEachSubscriberReceivesEachMessageInOrder(t *testing.T) {
 	}
 }
 
+// sendUntilFull sends messages of 1000 bytes while there is space, from payload 0 on, and returns how many.
+func sendUntilFull(t *testing.T, publisher *Publisher) (sent int) {
+	t.Helper()
+	for {
+		ok, err := publisher.TrySend(payload(sent, 1000))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			return sent
+		}
+		sent++
+	}
+}
+
+func TestNothingIsAllocatedForAMessageOfABroadcast(t *testing.T) {
+	inBothWays(t, func(t *testing.T, name, _ string) {
+		ctx, message := context.Background(), payload(0, 256)
+		publisher := must(publishAt(ctx, name, small))
+		defer publisher.Close()
+		for _, options := range []*Options{{}, {Policy: Lag}, {Policy: Latest}} {
+			subscriber := must(subscribeAt(ctx, name, options))
+			if allocated := testing.AllocsPerRun(1000, func() {
+				if err := publisher.Send(ctx, message); err != nil {
+					panic(err)
+				}
+				must(subscriber.Receive(ctx))
+			}); allocated != 0 {
+				t.Errorf("%+v: %v allocations", options, allocated)
+			}
+			subscriber.Close()
+		}
+	})
+}
+
 func TestASubscriberThatLagsLearnsExactlyWhatItMissed(t *testing.T) {
 	ctx := soon(t)
 	publisher := newTestPublisher(t, &Options{Capacity: 1 << 16})
@@ -184,28 +219,18 @@ func states(t *testing.T, publisher *Publisher) []SubscriberState {
 func TestAGateHoldsThePublisherUpAndIsNamed(t *testing.T) {
 	publisher := newTestPublisher(t, &Options{Capacity: 1 << 16})
 	subscriber := subscribers(t, publisher, nil)[0]
-	sent := 0
-	for ok := true; ok; sent++ {
-		var err error
-		if ok, err = publisher.TrySend(payload(sent, 1000)); err != nil {
-			t.Fatal(err)
-		}
-	}
+	sent := sendUntilFull(t, publisher)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 	defer cancel()
 	if err := publisher.Send(ctx, payload(sent, 1000)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
 	found := states(t, publisher)
-	if len(found) != 1 || found[0].Holds == 0 || found[0].Behind != uint64(sent-1) || found[0].Lags {
+	if len(found) != 1 || found[0].Holds == 0 || found[0].Behind != uint64(sent) || found[0].Lags {
 		t.Fatalf("%+v", found)
 	}
 	// The sleeping publisher is woken when it leaves.
-	failed := make(chan error)
-	go func() { failed <- publisher.Send(soon(t), payload(sent, 1000)) }()
-	if !parked("(*Publisher).Send") {
-		t.Fatal("it does not wait")
-	}
+	failed := waiting(t, "(*Publisher).Send", func() error { return publisher.Send(soon(t), payload(sent, 1000)) })
 	subscriber.Close()
 	if err := <-failed; err != nil {
 		t.Fatal(err)
@@ -248,15 +273,7 @@ func TestAGateLagsAfterItsTime(t *testing.T) {
 	if found := states(t, publisher); found[0].Lags {
 		t.Fatalf("%+v", found)
 	}
-	for n := 0; ; n++ {
-		ok, err := publisher.TrySend(payload(n, 1000))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !ok {
-			break
-		}
-	}
+	sendUntilFull(t, publisher)
 	if found := states(t, publisher); found[0].Lags || found[0].Holds == 0 {
 		t.Fatalf("%+v", found)
 	}
@@ -301,17 +318,13 @@ func TestASleepingSubscriberIsWoken(t *testing.T) {
 	for _, policy := range []Policy{Gate, Lag, Latest} {
 		subscriber := must(ConnectSubscriber(ctx, name, &Options{Policy: policy}))
 		for n := range 20 {
-			received := make(chan error, 1)
-			go func() {
+			received := waiting(t, "(*Subscriber).Receive", func() error {
 				delivery, err := subscriber.Receive(ctx)
 				if err == nil && !isPayload(delivery.Bytes, n) {
 					err = errors.New("another message")
 				}
-				received <- err
-			}()
-			if !parked("(*Subscriber).Receive") {
-				t.Fatal("it does not wait")
-			}
+				return err
+			})
 			if err := publisher.Send(ctx, payload(n, 100)); err != nil {
 				t.Fatal(err)
 			}
@@ -373,19 +386,16 @@ func TestASubscriberReceivesEverythingBeforeTheEndAndResumes(t *testing.T) {
 func TestClosingEndsAWait(t *testing.T) {
 	publisher := newTestPublisher(t, &Options{Capacity: 1 << 16})
 	subscriber := subscribers(t, publisher, nil)[0]
-	failed := make(chan error)
-	go func() { _, err := subscriber.Receive(context.Background()); failed <- err }()
-	if !parked("(*Subscriber).Receive") {
-		t.Fatal("it does not wait")
-	}
+	failed := waiting(t, "(*Subscriber).Receive", func() error {
+		_, err := subscriber.Receive(context.Background())
+		return err
+	})
 	subscriber.Close()
 	if err := <-failed; !errors.Is(err, ErrClosedHandle) {
 		t.Fatal(err)
 	}
-	go func() { failed <- publisher.WaitSubscribers(context.Background(), 2) }()
-	if !parked("(*Publisher).WaitSubscribers") {
-		t.Fatal("it does not wait")
-	}
+	failed = waiting(t, "(*Publisher).WaitSubscribers",
+		func() error { return publisher.WaitSubscribers(context.Background(), 2) })
 	publisher.Close()
 	if err := <-failed; !errors.Is(err, ErrClosedHandle) {
 		t.Fatal(err)
@@ -418,11 +428,7 @@ func TestClosingEndsAResume(t *testing.T) {
 		Resume(context.Context) error
 		Close() error
 	}{subscriber, connected, accepting} {
-		failed := make(chan error)
-		go func() { failed <- end.Resume(ctx) }()
-		if !parked("(*reconnect).resume") {
-			t.Fatal("it does not wait")
-		}
+		failed := waiting(t, "(*reconnect).resume", func() error { return end.Resume(ctx) })
 		end.Close()
 		if err := <-failed; !errors.Is(err, ErrClosedHandle) {
 			t.Fatalf("%T: %v", end, err)

@@ -1,12 +1,14 @@
 package pelton
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,13 +18,14 @@ import (
 	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/link"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/memory"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/packet"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/vectors"
 	"golang.org/x/sys/unix"
 )
 
-// Replays spec/vectors/packets.json.
+// Replays spec/vectors/packets.json, and the pages of broadcast.json.
 
 type number = vectors.Number
 
@@ -194,6 +197,74 @@ func TestPacketsThatBreakTheRulesAreRefusedAsTheVectorsSay(t *testing.T) {
 			// Not for lack of a reply: the packet alone decides.
 			if err == nil || errors.Is(err, ErrSystem) || errors.Is(err, context.DeadlineExceeded) {
 				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// The pages of broadcast.json, by the other side of a broadcast's handshake.
+func TestThePagesOfBroadcastsAreAcceptedOrRefusedAsTheVectorsSay(t *testing.T) {
+	const capacity = 1 << 16
+	limit := lane.MessageBytesLimit(capacity)
+	var all struct {
+		Fresh map[string][]pathWord `json:"fresh_pages"`
+		Pages []struct {
+			Name, Of, Is string
+			Bytes        uint64
+			Words        []pathWord
+		}
+	}
+	if vectors.Read(t, "broadcast.json", &all); len(all.Pages) < 20 {
+		t.Fatal("too few vectors")
+	}
+	for _, v := range all.Pages {
+		t.Run(v.Of+": "+v.Name, func(t *testing.T) {
+			s, peer := socketPair(t, soon(t))
+			page := must(memory.Create("test", memory.ControlSeals, cmp.Or(v.Bytes, 1<<16), func(page []byte) {
+				for _, word := range append(slices.Clone(all.Fresh[v.Of]), v.Words...) {
+					if at, bytes := word.decode(); at+8 <= len(page) {
+						copy(page[at:], bytes)
+					}
+				}
+			}))
+			own, data, err := memory.NewBroadcast(capacity, limit, "test")
+			ring, ownDoorbell := must(doorbell.New()), must(doorbell.New())
+			defer func() {
+				ring.Close()
+				ownDoorbell.Close()
+				for _, segment := range []*memory.Segment{page, own, data} {
+					segment.Close()
+				}
+			}()
+			send := func(bytes []byte, fds ...int) { err = errors.Join(err, kernel.TrySend(peer, bytes, fds...)) }
+			var result error
+			if v.Of == "broadcast" {
+				offer := packet.NewLane(packet.KindProducer, capacity, limit, lane.Start, lane.Start)
+				offer.Generation = 1
+				ready := packet.New(packet.KindReady)
+				ready.Generation, ready.Floor, ready.Head = 1, 1, lane.Start.Pack()
+				send(hello(packet.RolePublisher, 0))
+				send(offer.Encode(), page.FD, ring.Eventfd, data.FD)
+				send(ready.Encode())
+				var sub *link.Subscription
+				if sub, result = s.NewSubscriber(lane.Policy{Kind: lane.Gate}, lane.From{}, ownDoorbell); result == nil {
+					closeSubscription(sub)
+					unmapSubscription(sub)
+				}
+			} else {
+				answer := packet.New(packet.KindConsumer)
+				send(hello(packet.RoleSubscriber, 0))
+				send(answer.Encode(), page.FD, ring.Eventfd)
+				var joining *handshake.Joining
+				if joining, result = s.NewSubscription(&handshake.PublisherSide{Page: own, Data: data, BytesMax: limit,
+					Doorbell: ownDoorbell, HoldMax: -1}); result == nil {
+					joining.Drop()
+				}
+			}
+			// The page alone decides, not a missing reply.
+			isAsSaid := (result == nil) == (v.Is == "accepted") && !errors.Is(result, context.DeadlineExceeded)
+			if err != nil || !isAsSaid {
+				t.Fatalf("%v, wanted %s (%v)", result, v.Is, err)
 			}
 		})
 	}

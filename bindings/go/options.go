@@ -99,10 +99,10 @@ type Options struct {
 	// UIDs are users that may be the peer, besides this process's own user.
 	UIDs []int
 	// Await makes connecting wait for a listener until the context ends. Opening a path waits for the channel to be
-	// created, for its role to be free, and for the other side to open it too, or, for a receiver, for messages in
-	// it. Without Await, connecting fails immediately with [ErrNoListener], and opening with [ErrNoChannel]. Opening
-	// then waits 200 ms for a taken role, because a killed process keeps its role until the kernel has ended it, and
-	// does not wait for the other side.
+	// created, for its role to be free, and, unless it is a broadcast, for the other side to open it too, or, for a
+	// receiver, for messages in it. Without Await, connecting fails immediately with [ErrNoListener], and opening with
+	// [ErrNoChannel]. Opening then waits 200 ms for a taken role, because a killed process keeps its role until the
+	// kernel has ended it, and does not wait for the other side.
 	Await bool
 	// Lanes is how many senders a path channel can have at a time, decided by its creator: at most 1024. 0: 1.
 	Lanes int

@@ -54,6 +54,8 @@ func CreatePublisher(ctx context.Context, path string, options *Options) (*Publi
 		p := publisherOf(o, of.Lane, handshake.PublisherSide{Page: of.Page, Data: of.Data, BytesMax: of.Lane.BytesMax(),
 			Doorbell: of.Doorbell})
 		p.path = of
+		p.meetTimer = time.AfterFunc(meetAgain, p.notice)
+		p.meetTimer.Stop()
 		// It rings the subscribers of its predecessor.
 		if err := p.attend(); err != nil {
 			_ = p.Close()
@@ -86,7 +88,7 @@ func (p *Publisher) meetSubscribers() (failed error) {
 			continue
 		case err != nil:
 			// The subscriber may sleep, and is rung by nothing else.
-			time.AfterFunc(meetAgain, p.notice)
+			p.meetTimer.Reset(meetAgain)
 			failed = err
 			continue
 		}
@@ -117,12 +119,15 @@ type subscriberPath struct {
 // OpenSubscriber subscribes to the broadcast at a directory, with or without a publisher. With [Options.Durable] it
 // continues where the last subscriber of that name was.
 //
-// It waits, for 200 ms, for a durable name that another process uses; with [Options.Await] it waits for that, and for
-// the broadcast to be created, until the context ends. It does not wait for a publisher.
+// It waits, for 200 ms, for a durable name that another process uses, or while the broadcast has [SubscribersMax]
+// subscribers; with [Options.Await] it waits for these, and for the broadcast to be created, until the context ends. It
+// does not wait for a publisher.
 //
-// Errors: [ErrNoChannel]; [ErrRoleTaken] if another process uses the durable name; [ErrRefused] if the broadcast has
-// [SubscribersMax] subscribers, or a durable subscription that was not by [Gate] is continued by it; [ErrName],
-// [ErrCorrupt], [ErrOption], [ErrNotAChannel], [ErrNoSpace], [ErrRebooted], [ErrSystem]; the context's.
+// Errors: [ErrNoChannel]; after that wait, together with the context's if that ended, [ErrRoleTaken] for the name,
+// [ErrRefused] for the number, and [ErrTimedOut] if another process has stopped while it opened or removed a durable
+// subscription. [ErrRefused] too if a durable subscription that was not by [Gate] is continued by it, or is by
+// [Latest]. [ErrName], [ErrCorrupt], [ErrOption], [ErrNotAChannel], [ErrNoSpace], [ErrRebooted], [ErrSystem]; the
+// context's, while there is no broadcast.
 func OpenSubscriber(ctx context.Context, path string, options *Options) (*Subscriber, error) {
 	o := options.orDefault()
 	_, policy, from, err := o.forSubscriber()
@@ -207,14 +212,10 @@ func (s *Subscriber) findPublisher() error {
 
 // hasClosed reports whether the publisher has closed, and this side has not reported that.
 func (s *Subscriber) hasClosed() bool {
-	if !s.sub.Consumer.ProducerClosed() {
-		return false
-	}
-	if s.path == nil {
-		return true
-	}
+	// The generation first: its page was open. The other way round, a successor that begins between the two loads would
+	// have closed. [close]
 	generation, _ := s.sub.Consumer.Publisher()
-	return generation != s.path.past
+	return s.sub.Consumer.ProducerClosed() && (s.path == nil || generation != s.path.past)
 }
 
 // isPublisherGone reports whether the publisher's process has ended, and this side has not reported that.

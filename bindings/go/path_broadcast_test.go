@@ -6,9 +6,15 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // takes receives messages of numbers from..=to, all of which are there, and releases them.
@@ -82,11 +88,7 @@ func TestADirectoryKeepsMessagesForSubscribersThatComeLater(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	failed := make(chan error)
-	go func() { failed <- oldest.Resume(ctx) }()
-	if !parked("(*Subscriber).Resume") {
-		t.Fatal("it does not wait")
-	}
+	failed := waiting(t, "(*Subscriber).Resume", func() error { return oldest.Resume(ctx) })
 	publisher = must(CreatePublisher(ctx, path, nil))
 	defer publisher.Close()
 	if err := <-failed; err != nil {
@@ -175,29 +177,28 @@ func TestADurableSubscriptionThatIsAwayHoldsThePublisherUpOrMisses(t *testing.T)
 	defer publisher.Close()
 	must(OpenSubscriber(ctx, path, &Options{Durable: "lags", Policy: Lag, Slack: 4096})).Close()
 	sends(t, publisher, 5000)
-	subscriber := must(OpenSubscriber(ctx, path, &Options{Durable: "lags", Policy: Lag}))
-	defer subscriber.Close()
-	delivery := must(subscriber.Receive(ctx))
-	if delivery.Missed == 0 || delivery.Number != delivery.Missed+1 || subscriber.Missed() != delivery.Missed {
-		t.Fatal(delivery.Number, delivery.Missed)
+	var subscriber *Subscriber
+	var delivery Delivery
+	// What is not released comes again, and so does the number of messages missed before it.
+	for range 2 {
+		if subscriber != nil {
+			subscriber.Close()
+		}
+		subscriber = must(OpenSubscriber(ctx, path, &Options{Durable: "lags", Policy: Lag}))
+		defer subscriber.Close()
+		delivery = must(subscriber.Receive(ctx))
+		if delivery.Missed == 0 || delivery.Number != delivery.Missed+1 || subscriber.Missed() != delivery.Missed {
+			t.Fatal(delivery.Number, delivery.Missed)
+		}
 	}
 	takes(t, subscriber, delivery.Number+1, 5000)
 
 	must(OpenSubscriber(ctx, path, &Options{Durable: "gates"})).Close()
-	for ok := true; ok; {
-		var err error
-		if ok, err = publisher.TrySend(payload(0, 1000)); err != nil {
-			t.Fatal(err)
-		}
-	}
+	sendUntilFull(t, publisher)
 	if held := states(t, publisher); len(held) != 2 || held[1].Durable != "gates" || held[1].Holds == 0 {
 		t.Fatalf("%+v", held)
 	}
-	failed := make(chan error)
-	go func() { failed <- publisher.Send(ctx, payload(0, 1000)) }()
-	if !parked("(*Publisher).Send") {
-		t.Fatal("it does not wait")
-	}
+	failed := waiting(t, "(*Publisher).Send", func() error { return publisher.Send(ctx, payload(0, 1000)) })
 	if err := RemoveSubscription(path, "gates", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -250,6 +251,11 @@ func TestABroadcastInADirectoryRefusesWhatDoesNotFit(t *testing.T) {
 	}
 	refused(ErrRefused, open(nil))
 	refused(ErrRefused, open(&Options{Durable: "audit"}))
+	over, cancel := context.WithTimeout(ctx, time.Millisecond)
+	defer cancel()
+	_, err = OpenSubscriber(over, path, &Options{Await: true})
+	refused(ErrRefused, err)
+	refused(context.DeadlineExceeded, err)
 	if err := publisher.WaitSubscribers(ctx, SubscribersMax); err != nil {
 		t.Fatal(err)
 	}
@@ -270,21 +276,24 @@ func TestABroadcastInADirectoryRefusesWhatDoesNotFit(t *testing.T) {
 // A subscriber that waits for the directory, and one that waits for its name.
 func TestOpeningASubscriberWaitsForTheDirectoryAndTheName(t *testing.T) {
 	path, ctx := channelPlace(t), soon(t)
-	opened := make(chan *Subscriber)
-	open := func() { opened <- must(OpenSubscriber(ctx, path, &Options{Await: true, Durable: "audit"})) }
-	go open()
-	if !parked("OpenSubscriber") {
-		t.Fatal("it does not wait")
+	var first, second *Subscriber
+	opening := func(to **Subscriber) chan error {
+		return waiting(t, "OpenSubscriber", func() (err error) {
+			*to, err = OpenSubscriber(ctx, path, &Options{Await: true, Durable: "audit"})
+			return err
+		})
 	}
+	opened := opening(&first)
 	publisher := must(CreatePublisher(ctx, path, small))
 	defer publisher.Close()
-	first := <-opened
-	go open()
-	if !parked("OpenSubscriber") {
-		t.Fatal("it does not wait")
+	if err := <-opened; err != nil {
+		t.Fatal(err)
 	}
+	opened = opening(&second)
 	first.Close()
-	second := <-opened
+	if err := <-opened; err != nil {
+		t.Fatal(err)
+	}
 	defer second.Close()
 	if !second.Continues() {
 		t.Fatal("it begins anew")
@@ -295,6 +304,32 @@ func TestOpeningASubscriberWaitsForTheDirectoryAndTheName(t *testing.T) {
 		!errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
 	}
+}
+
+// Another process has stopped while it opens or removes a durable subscription.
+func TestAStoppedProcessThatNamesASlotEndsTheWaitForThat(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	defer must(CreatePublisher(ctx, path, small)).Close()
+	channel := must(os.OpenFile(path+"/channel", os.O_RDWR, 0))
+	defer channel.Close()
+	lock := unix.Flock_t{Type: unix.F_WRLCK, Len: 1}
+	if err := unix.FcntlFlock(channel.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenSubscriber(ctx, path, &Options{Durable: "audit"}); !errors.Is(err, ErrTimedOut) {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithTimeout(ctx, time.Millisecond)
+	defer cancel()
+	if _, err := OpenSubscriber(over, path, &Options{Durable: "audit", Await: true}); !errors.Is(err, ErrTimedOut) ||
+		!errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	if err := RemoveSubscription(path, "audit", nil); !errors.Is(err, ErrTimedOut) {
+		t.Fatal(err)
+	}
+	// One without a name needs no such lock.
+	must(OpenSubscriber(ctx, path, nil)).Close()
 }
 
 // Whatever is in the files, each side reports it or delivers what the bytes say: it neither panics nor stays in a call.
@@ -349,5 +384,153 @@ func TestHostileBytesInTheFilesOfABroadcastEndInErrors(t *testing.T) {
 		if err := os.RemoveAll(path); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// While a successor begins, the page still says that its predecessor has closed, whose end the subscriber has reported.
+func TestAPublisherThatBeginsHasNotClosed(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	publisher := must(CreatePublisher(ctx, path, small))
+	defer publisher.Close()
+	subscriber := must(OpenSubscriber(ctx, path, nil))
+	defer subscriber.Close()
+	const generation, state, open, closed = 144, 384, 1, 2
+	page := publisher.side.Page.Bytes
+	word := (*uint64)(unsafe.Pointer(&page[generation]))
+	store := func(value uint32) { atomic.StoreUint32((*uint32)(unsafe.Pointer(&page[state])), value) }
+	var begins, has atomic.Uint64
+	done := make(chan bool)
+	defer func() { <-done }()
+	const rounds = 2000
+	go func() {
+		defer close(done)
+		for round := range uint64(rounds) {
+			for begins.Load() == round {
+				runtime.Gosched()
+			}
+			store(open)
+			has.Store(atomic.AddUint64(word, 1))
+		}
+	}()
+	for round := range uint64(rounds) {
+		store(closed)
+		past := atomic.LoadUint64(word)
+		subscriber.path.past = past
+		begins.Store(round + 1)
+		for has.Load() <= past {
+			if subscriber.hasClosed() {
+				begins.Store(rounds)
+				t.Fatal("the successor's generation counts as closed")
+			}
+		}
+	}
+}
+
+// Descriptors may run out when several subscribers have joined by themselves: each attempt to meet them ends in one
+// more, and not in one for each.
+func TestAPublisherWithoutDescriptorsTriesAgainOnceAtATime(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	publisher := must(CreatePublisher(ctx, path, small))
+	defer publisher.Close()
+	for range 3 {
+		defer must(OpenSubscriber(ctx, path, nil)).Close()
+	}
+	// During a call, an attempt only notes that there is news.
+	if err := publisher.guard.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	free := withoutDescriptors(t)
+	for isOnTime := false; !isOnTime; {
+		for range 3 {
+			if err := publisher.attend(); !errors.Is(err, ErrSystem) {
+				t.Fatal(err)
+			}
+		}
+		// Unless the attempt came before this.
+		isOnTime = publisher.meetTimer.Stop()
+		time.Sleep(3 * meetAgain)
+		if publisher.hasNews.Swap(false) && isOnTime {
+			t.Fatal("it tries again more than once")
+		}
+	}
+	_ = publisher.attend()
+	free()
+	publisher.leave()
+	if err := publisher.WaitSubscribers(ctx, 3); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// withoutDescriptors has this process find no free descriptor until the returned function is called.
+func withoutDescriptors(t *testing.T) (free func()) {
+	t.Helper()
+	lowest := must(os.Open("/dev/null"))
+	defer lowest.Close()
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	set := func(limit unix.Rlimit) {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			t.Fatal(err)
+		}
+	}
+	free = sync.OnceFunc(func() { set(before) })
+	t.Cleanup(free)
+	set(unix.Rlimit{Cur: uint64(lowest.Fd()), Max: before.Max})
+	return free
+}
+
+// Endpoints, open and closed, and calls that fail leave no descriptor, mapping or goroutine.
+func TestABroadcastInADirectoryLeavesNothingBehind(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	pass := func() {
+		publisher := must(CreatePublisher(ctx, path, small))
+		if _, err := CreatePublisher(ctx, path, nil); !errors.Is(err, ErrRoleTaken) {
+			t.Fatal(err)
+		}
+		for _, options := range []*Options{{}, {Policy: Lag}, {Policy: Latest}, {Durable: "a"}, {Durable: "b", Policy: Lag}} {
+			subscriber := must(OpenSubscriber(ctx, path, options))
+			sends(t, publisher, 3)
+			must(subscriber.Receive(ctx))
+			if options.Durable != "" {
+				if _, err := OpenSubscriber(ctx, path, options); !errors.Is(err, ErrRoleTaken) {
+					t.Fatal(err)
+				}
+			}
+			if _, err := OpenSubscriber(ctx, path, &Options{Memory: 4096}); !errors.Is(err, ErrNotAChannel) {
+				t.Fatal(err)
+			}
+			// With a message in place, the mapping would wait for a collection.
+			if options.Policy == Gate {
+				subscriber.Release()
+			}
+			subscriber.Close()
+		}
+		publisher.Close()
+		for _, name := range []string{"a", "b"} {
+			if err := RemoveSubscription(path, name, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	count := func() (all [3]int) {
+		maps := string(must(os.ReadFile("/proc/self/maps")))
+		return [3]int{len(must(os.ReadDir("/proc/self/fd"))), strings.Count(maps, path), runtime.NumGoroutine()}
+	}
+	pass()
+	closesEnd(t)
+	before := count()
+	for range 3 {
+		pass()
+	}
+	for after := count(); ; after = count() {
+		if after[0] <= before[0] && after[1] <= before[1] && after[2] <= before[2] {
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("descriptors, mappings and goroutines: %v before, %v after", before, after)
+		}
+		time.Sleep(time.Millisecond)
 	}
 }

@@ -20,7 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SubscribersMax is the largest number of subscribers that a [Publisher] has at a time.
+// SubscribersMax is the largest number of subscribers that a [Publisher] has at a time. In a directory, durable
+// subscriptions that no process uses count too.
 const SubscribersMax = lane.CursorsMax
 
 // Publisher is the sending endpoint of a broadcast: one publisher, up to [SubscribersMax] subscribers. It copies each
@@ -62,6 +63,8 @@ type Publisher struct {
 	wantedBytes   uint64
 	untilReleased bool
 	lagTimer      *time.Timer
+	// In a directory, when it next tries to meet the subscribers that it could not.
+	meetTimer *time.Timer
 }
 
 // subscription is a subscriber, as its publisher knows it.
@@ -181,7 +184,7 @@ func publisherOf(o Options, producer *lane.BroadcastProducer, side handshake.Pub
 // It waits for a moment, while the goroutine in a call lets it join.
 //
 // Errors: [ErrRefused] if the publisher has [SubscribersMax] subscribers, does not take the policy, or is of a
-// directory; [ErrOption], [ErrClosedHandle], [ErrSystem].
+// directory; [ErrTimedOut] if that one does not within 5 s; [ErrOption], [ErrClosedHandle], [ErrSystem].
 func (p *Publisher) NewSubscriber(options *Options) (*Subscriber, error) {
 	o := options.orDefault()
 	settings, policy, from, err := o.forSubscriber()
@@ -232,6 +235,8 @@ func (p *Publisher) NewSubscriber(options *Options) (*Subscriber, error) {
 		return s, nil
 	case p.closed.Err() != nil:
 		err = fail.New(fail.ErrClosedHandle, "the publisher was closed during the call")
+	case errors.Is(err, context.DeadlineExceeded):
+		err = fail.New(fail.ErrTimedOut, "timed out while the publisher's goroutine is in a call: does it run?")
 	}
 	if s != nil {
 		s.doorbell.Close()
@@ -296,7 +301,8 @@ func (p *Publisher) leaveFrom(state uint32) {
 // repeats what failed.
 func (p *Publisher) attend() error {
 	p.hasNews.Store(false)
-	for {
+	// Each slot at most twice: in a directory, others could join and leave for ever.
+	for range 2 * SubscribersMax {
 		join, why, ok := p.lane.Lost()
 		if !ok {
 			break
@@ -374,7 +380,8 @@ func (s *subscription) close() {
 // ends; if it need not wait, it ignores the context. It allocates nothing unless it waits. The end of a subscriber is
 // no error.
 //
-// Errors: the context's; [ErrTooLarge].
+// Errors: the context's; [ErrTooLarge]. In a directory also [ErrNoSpace] if the file system is full, and [ErrSystem]:
+// nothing is damaged, try again. After any error, nothing was sent.
 func (p *Publisher) Send(ctx context.Context, message []byte) error {
 	if err := p.guard.Enter(); err != nil {
 		return err
@@ -423,21 +430,19 @@ func (p *Publisher) reserve(bytes uint64) ([]byte, bool, error) {
 	}
 	for {
 		space, ok, err := p.lane.TryReserve(bytes)
-		var unbacked *lane.Unbacked
-		if errors.As(err, &unbacked) {
-			if err := p.path.Role.Back(p.lane, p.side.Data, unbacked.Bytes); err != nil {
-				return nil, false, err
-			}
-			continue
-		}
-		if err != nil {
-			return nil, false, fail.Lane(err)
-		}
 		if ok {
 			p.forgetHolder()
 			return space, true, nil
 		}
-		if !p.passHolder() {
+		unbacked, isUnbacked := errors.AsType[*lane.Unbacked](err)
+		switch {
+		case isUnbacked:
+			if err := p.path.Role.Back(p.lane, p.side.Data, unbacked.Bytes); err != nil {
+				return nil, false, err
+			}
+		case err != nil:
+			return nil, false, fail.Lane(err)
+		case !p.passHolder():
 			return nil, false, nil
 		}
 	}
@@ -519,7 +524,8 @@ func (p *Publisher) fill(space, message []byte) {
 }
 
 // WaitSubscribers waits until the publisher has at least this number of subscribers. A durable subscription counts also
-// while no process uses it. Errors: the context's.
+// while no process uses it. Errors: the context's; in a directory also [ErrSystem], for instance when descriptors run
+// out.
 func (p *Publisher) WaitSubscribers(ctx context.Context, count int) error {
 	if err := p.guard.Enter(); err != nil {
 		return err
@@ -541,7 +547,7 @@ func (p *Publisher) count() (count int) {
 }
 
 // WaitReleased waits until every subscriber that gates has released every message. One with [Options.LagAfter] that
-// releases nothing for so long lags from then on, and is not waited for. Errors: the context's.
+// releases nothing for so long lags from then on, and is not waited for. Errors: as WaitSubscribers.
 func (p *Publisher) WaitReleased(ctx context.Context) error {
 	if err := p.guard.Enter(); err != nil {
 		return err
@@ -585,32 +591,28 @@ func (w *publishWait) MayBeReady() bool {
 
 func (w *publishWait) Arm() (bool, error) {
 	p := (*Publisher)(w)
-	for {
-		if !p.lane.Arm(p.wantedBytes, p.untilReleased, kernel.Membarrier) {
-			return false, nil
-		}
-		holder, _ := p.lane.Holder()
-		// A subscriber that the lane counts no more would not ring.
-		if ok, err := w.Poll(); ok || err != nil {
-			w.Disarm()
-			return false, err
-		}
+	if !p.lane.Arm(p.wantedBytes, p.untilReleased, kernel.Membarrier) {
+		return false, nil
+	}
+	holder, _ := p.lane.Holder()
+	// A subscriber that the lane counts no more would not ring.
+	ok, err := w.Poll()
+	now, isHeld := p.lane.Holder()
+	switch {
+	case ok || err != nil:
+	case isHeld && p.subscription(now.Join) == nil:
 		// The end of one that has joined by itself, and that this side has not met, would wake nobody.
-		if now, ok := p.lane.Holder(); ok && p.subscription(now.Join) == nil {
-			p.lane.Disarm()
-			return false, p.attend()
+		err = p.attend()
+	case p.lane.IsArmed() && now.Join == holder.Join:
+		if left, ok := p.lagsIn(); ok {
+			p.lagTimer = time.AfterFunc(left, p.side.Doorbell.Wake)
 		}
-		// The poll ends the sleep when it lets the holder lag, or removes one, and may have loaded that another one is
-		// the slowest by now: the next slowest would not ring.
-		if now, _ := p.lane.Holder(); p.lane.IsArmed() && now.Join == holder.Join {
-			break
-		}
-		p.lane.Disarm()
+		return true, nil
 	}
-	if left, ok := p.lagsIn(); ok {
-		p.lagTimer = time.AfterFunc(left, p.side.Doorbell.Wake)
-	}
-	return true, nil
+	// The poll ends the sleep when it lets the holder lag, or removes one, and may have loaded that another one is the
+	// slowest by now: the next slowest would not ring. The caller arms again.
+	p.lane.Disarm()
+	return false, err
 }
 
 func (w *publishWait) Disarm() {
@@ -686,7 +688,9 @@ func (p *Publisher) Subscribers() (states []SubscriberState, ok bool) {
 }
 
 // CorruptSubscribers returns how many subscribers this publisher has removed so far because they broke the rules of the
-// layout. Each of them finds that the publisher has ended. It returns 0 during a call of another goroutine.
+// layout; in a directory also those whose files it does not accept. Each of them finds that the publisher has ended, or
+// in a directory [ErrCorrupt] once it is passed. It does not wait. It returns 0 for a closed handle, and during a call
+// of another goroutine.
 func (p *Publisher) CorruptSubscribers() uint64 {
 	if p.guard.Enter() != nil {
 		return 0
@@ -740,6 +744,7 @@ func (p *Publisher) tearDown() {
 		}
 	}
 	if p.path != nil {
+		p.meetTimer.Stop()
 		p.path.Close()
 	}
 	p.side.Doorbell.Close()

@@ -116,7 +116,8 @@ func (s *Subscriber) leave() {
 // the one before. It allocates nothing unless it waits, or a message is larger than all before.
 //
 // Errors: the context's. After the last message an [EndError]: [ErrClosed] if the publisher closed, [ErrPeerDied] if it
-// died; Resume waits for the next publisher. [ErrCorrupt]: close the subscriber.
+// died; Resume waits for the next publisher. [ErrCorrupt]: close the subscriber. In a directory also [ErrSystem], for
+// instance when descriptors run out: nothing is lost, try again.
 func (s *Subscriber) Receive(ctx context.Context) (Delivery, error) {
 	if err := s.guard.Enter(); err != nil {
 		return Delivery{}, err
@@ -210,17 +211,21 @@ func (s *Subscriber) poll() (bool, error) {
 		return ok, err
 	}
 	generation, _ := s.sub.Consumer.Publisher()
-	isGone, err := s.isPublisherGone()
-	if err != nil || !isGone && !s.hasClosed() {
-		return false, err
+	// Loaded once: a successor may begin meanwhile.
+	hasClosed := s.hasClosed()
+	if !hasClosed {
+		if isGone, err := s.isPublisherGone(); err != nil || !isGone {
+			return false, err
+		}
+		// If it closed before it died, it closed.
+		hasClosed = s.hasClosed()
 	}
 	// What was committed before the end is visible now. [close]
 	if ok, err := s.find(); ok || err != nil || s.isOvertaken {
 		return ok, err
 	}
 	s.broken = ErrPeerDied
-	// If it closed before it died, it closed.
-	if s.hasClosed() {
+	if hasClosed {
 		s.broken = ErrClosed
 	}
 	if s.path != nil {
@@ -376,6 +381,7 @@ func (s *Subscriber) Counters() (Counters, bool) {
 }
 
 // Peer returns the process that publishes; in a directory the last one, of which the PID is 0 if there was none.
+// It does not wait. It must not be called during a call of another goroutine.
 func (s *Subscriber) Peer() Peer { return s.sub.Link.Peer }
 
 // Close leaves the broadcast. It does not wait. Another goroutine's call ends with [ErrClosedHandle]. Closing twice
@@ -396,7 +402,7 @@ func (s *Subscriber) tearDown() {
 		s.path.role.Close()
 	}
 	s.doorbell.Close()
-	if s.isLent {
+	if s.isLent && s.sub.Consumer.ReadsInPlace() {
 		// The program may hold the slice that lies in the lane: it must not point to nothing.
 		runtime.AddCleanup(s, unmapSubscription, s.sub)
 		return

@@ -130,6 +130,18 @@ func parked(function string) bool {
 	return false
 }
 
+// waiting runs a call in a goroutine, and returns once it waits in the function, which is named as for parked. The
+// channel gets the call's error.
+func waiting(t *testing.T, function string, call func() error) (failed chan error) {
+	t.Helper()
+	failed = make(chan error, 1)
+	go func() { failed <- call() }()
+	if !parked(function) {
+		t.Fatal("it does not wait in " + function)
+	}
+	return failed
+}
+
 // states are the kernel's states of a process's threads, a letter each: R runs or is ready to, S sleeps, T is stopped.
 func (p *process) states() string {
 	p.t.Helper()

@@ -245,12 +245,12 @@ func (d *Directory) claimSlot(ctx context.Context, isPatient bool, table lane.Ta
 	case err != nil || lock >= 0:
 		return slot, lock, err
 	case isGrowing:
-		return 0, -1, d.namesAreLocked()
+		return 0, -1, d.namesAreLocked(ctx)
 	}
 	if found, ok := durableSlot(table, durable); ok {
 		return 0, -1, d.slotTaken(ctx, table, found)
 	}
-	return 0, -1, fail.New(fail.ErrRefused, "%s has %d subscribers and durable subscriptions, as many as a lane takes: close one, or remove one", d.Path, lane.CursorsMax)
+	return 0, -1, fail.With(ctx.Err(), fail.ErrRefused, "%s has %d subscribers and durable subscriptions, as many as a lane takes: close one, or remove one", d.Path, lane.CursorsMax)
 }
 
 // claimFreeSlot returns -1 if there is none.
@@ -368,7 +368,7 @@ func (d *Directory) RemoveDurable(name string) error {
 		return err
 	}
 	if growth < 0 {
-		return d.namesAreLocked()
+		return d.namesAreLocked(ctx)
 	}
 	defer unlock(growth)
 	slot, ok := durableSlot(table, name)
@@ -391,8 +391,9 @@ func (d *Directory) RemoveDurable(name string) error {
 	return nil
 }
 
-func (d *Directory) namesAreLocked() error {
-	return fail.New(fail.ErrTimedOut, "waiting for a process that opens or removes a durable subscription of %s", d.Path)
+func (d *Directory) namesAreLocked(ctx context.Context) error {
+	return fail.With(ctx.Err(), fail.ErrTimedOut,
+		"timed out while a process opens or removes a durable subscription of %s: see whether it is stopped", d.Path)
 }
 
 func (d *Directory) slotTaken(ctx context.Context, table lane.Table, slot uint32) error {

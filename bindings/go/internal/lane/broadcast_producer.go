@@ -2,6 +2,7 @@ package lane
 
 import (
 	"errors"
+	"slices"
 	"sort"
 	"sync/atomic"
 )
@@ -332,7 +333,8 @@ func (p *BroadcastProducer) behindBy(slack uint64) uint64 {
 // that lag count too, within their slack.
 func (p *BroadcastProducer) keepFor(lenient bool) {
 	oldest, newest, half := p.number, p.number, p.number
-	if lenient {
+	mayBePassed := func(s broadcastSlot) bool { return s.policy.Kind != Gate }
+	if lenient = lenient && (p.history > 0 || slices.ContainsFunc(p.slots, mayBePassed)); lenient {
 		half = p.newerThan(p.inner.capacity / 2)
 		// A consumer of the newest message finds it until a later one needs its space.
 		history := p.history

@@ -115,13 +115,8 @@ func pathModel(t *testing.T, random *rand.Rand) {
 		from := From{FromKind(random.IntN(3)), random.Uint64N(200)}
 		kept, next := load64(l.Producer, broadcastKept), p.Number()
 		c := l.mustJoin(t, JoinByPath{slot, policy, from, isDurable, 1})
-		switch {
-		case isDurable && away[slot] != 0:
+		if next = from.first(next, kept); isDurable && away[slot] != 0 {
 			next = away[slot]
-		case from.Kind == FromOldest:
-			next = kept
-		case from.Kind == FromLast:
-			next = max(next-min(next, from.Last), kept)
 		}
 		if c.Number() != next {
 			t.Fatalf("slot %d begins at %d, wanted %d", slot, c.Number(), next)
@@ -147,21 +142,9 @@ func pathModel(t *testing.T, random *rand.Rand) {
 			for join, _, ok := p.Lost(); ok; join, _, ok = p.Lost() {
 				p.Remove(join)
 			}
-			bytes := min(l.bytesMax(), random.Uint64N(1<<random.Uint64N(14)))
-			if sizes[p.Number()] = bytes; mustSend(t, p, bytes) {
-				break
-			}
-			holder, ok := p.Holder()
-			if !ok {
-				t.Fatal("the lane is full for no consumer")
-			}
-			p.LetLag(holder.Join)
+			sendOne(t, p, random, sizes)
 		case r != nil:
-			for n := random.IntN(50); n >= 0 && r.read(t, p.Number()-1, sizes); n-- {
-				if random.IntN(3) == 0 {
-					r.Release()
-				}
-			}
+			r.readSome(t, random, p.Number()-1, sizes)
 		}
 	}
 	for slot := range readers {

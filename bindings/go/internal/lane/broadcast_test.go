@@ -137,6 +137,41 @@ func (r *reader) read(t *testing.T, last uint64, sizes map[uint64]uint64) (got b
 	return true
 }
 
+// readSome receives up to fifty messages, and releases after some of them.
+func (r *reader) readSome(t *testing.T, random *rand.Rand, last uint64, sizes map[uint64]uint64) {
+	t.Helper()
+	for n := random.IntN(50); n >= 0 && r.read(t, last, sizes); n-- {
+		if random.IntN(3) == 0 {
+			r.Release()
+		}
+	}
+}
+
+// sendOne sends a message of any size, or lets the slowest consumer lag.
+func sendOne(t *testing.T, p *BroadcastProducer, random *rand.Rand, sizes map[uint64]uint64) {
+	t.Helper()
+	bytes := min(p.BytesMax(), random.Uint64N(1<<random.Uint64N(14)))
+	if sizes[p.Number()] = bytes; mustSend(t, p, bytes) {
+		return
+	}
+	holder, ok := p.Holder()
+	if !ok {
+		t.Fatal("the lane is full for no consumer")
+	}
+	p.LetLag(holder.Join)
+}
+
+// first returns the number of the first message of a consumer that joins before the message next.
+func (f From) first(next, oldest uint64) uint64 {
+	switch f.Kind {
+	case FromOldest:
+		return oldest
+	case FromLast:
+		return max(next-min(next, f.Last), oldest)
+	}
+	return next
+}
+
 func TestABroadcastGivesEachConsumerWhatItsPolicySays(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -161,7 +196,6 @@ func broadcastModel(t *testing.T, random *rand.Rand) {
 	p.SetHistory(random.Uint64N(3) * random.Uint64N(100))
 	p.SetWindow(capacity >> random.Uint64N(3))
 	sizes := map[uint64]uint64{}
-	largest := MessageBytesLimit(capacity)
 	var readers []*reader
 	for range 2000 {
 		switch choice := random.IntN(20); {
@@ -170,13 +204,7 @@ func broadcastModel(t *testing.T, random *rand.Rand) {
 			from := From{FromKind(random.IntN(3)), random.Uint64N(200)}
 			oldest := p.kept
 			c := mustJoin(t, p, memory, policy, from)
-			next := p.Number()
-			switch {
-			case from.Kind == FromOldest:
-				next = oldest
-			case from.Kind == FromLast:
-				next = max(next-min(next, from.Last), oldest)
-			}
+			next := from.first(p.Number(), oldest)
 			if c.Number() != next {
 				t.Fatalf("it begins at %d, wanted %d", c.Number(), next)
 			}
@@ -191,22 +219,9 @@ func broadcastModel(t *testing.T, random *rand.Rand) {
 			p.Remove(join)
 			readers = append(readers[:i], readers[i+1:]...)
 		case choice < 12:
-			bytes := min(largest, random.Uint64N(1<<random.Uint64N(14)))
-			if sizes[p.Number()] = bytes; mustSend(t, p, bytes) {
-				break
-			}
-			holder, ok := p.Holder()
-			if !ok {
-				t.Fatal("the lane is full for no consumer")
-			}
-			p.LetLag(holder.Join)
+			sendOne(t, p, random, sizes)
 		case len(readers) > 0:
-			r := readers[random.IntN(len(readers))]
-			for n := random.IntN(50); n >= 0 && r.read(t, p.Number()-1, sizes); n-- {
-				if random.IntN(3) == 0 {
-					r.Release()
-				}
-			}
+			readers[random.IntN(len(readers))].readSome(t, random, p.Number()-1, sizes)
 		}
 	}
 	for _, r := range readers {
