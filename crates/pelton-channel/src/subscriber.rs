@@ -364,6 +364,11 @@ impl Subscriber {
         self.endpoint.check_owner()
     }
 
+    /// Whether the publisher is known to have left. Without a system call.
+    fn is_over(&self) -> bool {
+        self.has_publisher_closed() || self.path.as_ref().is_some_and(|path| path.is_gone)
+    }
+
     #[cold]
     fn not_usable(&mut self) -> Error {
         self.endpoint.error(|| 0)
@@ -473,8 +478,8 @@ impl Side for Subscriber {
             sleeper.request_fencing();
         }
         let mut found = self.poll();
-        // A ring may have reported the close while messages were left: nothing rings again.
-        if matches!(found, Ok(false)) && self.has_publisher_closed() {
+        // A ring may have reported the end while messages were left: nothing rings again.
+        if matches!(found, Ok(false)) && self.is_over() {
             found = self.end();
         }
         if matches!(found, Ok(false)) && self.is_overtaken {
@@ -525,8 +530,7 @@ impl Side for Subscriber {
         self.endpoint.doorbells.drain_after_sleep(alone)?;
         failpoint("subscriber rung: drained");
         self.find_publisher()?;
-        let is_over = self.has_publisher_closed() || self.path.as_ref().is_some_and(|path| path.is_gone);
-        if is_over { self.end() } else { Ok(false) }
+        if self.is_over() { self.end() } else { Ok(false) }
     }
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {

@@ -1,6 +1,7 @@
 //! A topic of many publishers: subscribers for which one thread waits at the same time.
 
 use crate::doorbells::Doorbells;
+use crate::endpoint::Departure;
 use crate::error::{Error, Result};
 use crate::subscriber::{Delivery, Subscriber};
 use crate::wait::{self, Armed, Deadline, Polled, Side, Spin, Wait};
@@ -80,8 +81,8 @@ pub enum SubscriberEvent<'a> {
         /// The message.
         message: Delivery<'a>,
     },
-    /// A publisher has left, and all its messages were received; or it violated the layout. Its subscriber is no longer
-    /// in the set.
+    /// A publisher has left, and all its messages were received; or it violated the layout, or its directory is
+    /// damaged. Its subscriber is no longer in the set.
     Left {
         /// As [`SubscriberSet::add`] returned it. From now on another subscriber may get it.
         key: usize,
@@ -122,6 +123,8 @@ impl SubscriberSet {
     pub fn add(&mut self, subscriber: impl Into<Box<Subscriber>>) -> Result<usize> {
         self.check_owner()?;
         let subscriber = subscriber.into();
+        // An inherited one, in a child's own set.
+        subscriber.endpoint.check_owner()?;
         let free = self.members.iter().position(Option::is_none);
         let key = free.unwrap_or(self.members.len());
         let watched = self.doorbells.watch_connecting(subscriber.as_fd(), key as u32);
@@ -224,24 +227,29 @@ impl SubscriberSet {
     #[inline(never)]
     fn find_ends(&mut self) -> Result<()> {
         self.until_check = QUANTUM;
+        let mut result = Ok(());
         for key in 0..self.members.len() {
             if let Some(member) = &mut self.members[key] {
                 let ended = member.is_peer_known_gone().and_then(|is_gone| Ok(is_gone && Side::end(member.as_mut())?));
                 if let Err(error) = ended {
-                    self.note(key, error)?;
+                    result = result.and(self.note(key, error));
                 }
             }
         }
-        Ok(())
+        result
     }
 
-    /// After an error of a member: notes that it has left. Returns the error if it has not.
+    /// After an error of a member: notes that it has left. Returns the error if that may pass.
     fn note(&mut self, key: usize, error: Error) -> Result<()> {
-        let Some(member) = &self.members[key] else { return Err(error) };
-        if member.endpoint.departure.is_none() || self.owner.is_forked() {
-            // The next call tries again: its descriptor, which was drained, is readable until then.
-            member.endpoint.doorbells.local_wake().ring();
-            return Err(error);
+        let Some(member) = &mut self.members[key] else { return Err(error) };
+        if member.endpoint.departure.is_none() {
+            if matches!(error, Error::System { .. }) {
+                // The next call tries again: its descriptor, which was drained, is readable until then.
+                member.endpoint.doorbells.local_wake().ring();
+                return Err(error);
+            }
+            // Its directory is damaged. Returned each time, that would end every wait for the others.
+            member.endpoint.leave(Departure::Corrupt);
         }
         // A second one is found by its next poll.
         self.found.get_or_insert(Found::Left(key, error));
@@ -285,7 +293,12 @@ impl SubscriberSet {
                         self.found = member.has_found().then_some(Found::Message(self.turn));
                         return Ok(true);
                     }
-                    Err(error) => return self.note(self.turn, error).map(|()| true),
+                    Err(error) => {
+                        let key = self.turn;
+                        // Otherwise an error that lasts would hide the others' ends.
+                        self.pass_turn();
+                        return self.note(key, error).map(|()| true);
+                    }
                 }
             }
             self.pass_turn();
@@ -369,6 +382,7 @@ impl Side for SubscriberSet {
         self.doorbells.drain()?;
         let mut events = Vec::new();
         self.doorbells.take_events(&mut events)?;
+        let mut result = Ok(());
         for event in events {
             let Event::Connecting(key) = event else { continue };
             let Some(member) = &mut self.members[key as usize] else { continue };
@@ -379,19 +393,15 @@ impl Side for SubscriberSet {
                 .and_then(|is_gone| Ok(member.rung(true)? || is_gone && Side::end(member.as_mut())?));
             // The message that there may be is found by a poll, in turn.
             if let Err(error) = ended {
-                self.note(key as usize, error)?;
+                result = result.and(self.note(key as usize, error));
             }
         }
+        result?;
         self.poll()
     }
 
     fn is_peer_known_gone(&mut self) -> Result<bool> {
-        for member in self.members.iter_mut().flatten() {
-            if member.is_peer_known_gone()? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        self.each(Side::is_peer_known_gone)
     }
 }
 

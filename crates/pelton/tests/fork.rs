@@ -3,21 +3,22 @@
 
 mod support;
 
-use pelton::{Error, Listener, Options, Receiver, Sender, Sent};
+use pelton::{Error, Listener, Options, Receiver, Sender, Sent, SubscriberEvent, SubscriberSet, Wait};
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use support::{TestDir, deadline, this_thread, wait_until_thread_polls};
+use support::{TestDir, deadline, is_readable, readable, this_thread, wait_until_thread_polls};
 
 fn main() {
     type Case<F> = (&'static str, F);
-    let cases: [Case<fn(How)>; 12] = [
+    let cases: [Case<fn(How)>; 13] = [
         ("inherited_handles_return_forked_and_the_parents_work_on", inherited_handles_return_forked),
         ("an_inherited_message_or_reservation_does_nothing", inherited_parts_do_nothing),
         ("a_held_message_that_a_child_drops_keeps_its_receivers_role", a_dropped_held_message_keeps_the_role),
         ("an_inherited_delivery_releases_nothing", an_inherited_delivery_releases_nothing),
+        ("an_inherited_set_returns_forked_and_the_parents_works_on", an_inherited_set),
         ("inherited_handles_of_every_kind_return_forked_and_close_nothing", handles_of_every_kind),
         ("an_inherited_opening_returns_forked_and_the_parents_continues", an_inherited_opening),
         ("a_sender_that_waits_in_another_thread_is_not_disturbed", during_a_send_that_waits),
@@ -331,6 +332,69 @@ fn an_inherited_delivery_releases_nothing(how: How) {
     assert_eq!(publisher.subscribers()[0].behind, 1);
     assert_eq!(*subscriber.receive().unwrap(), [2; 100]);
     assert!(publisher.wait_released_until(deadline()).unwrap());
+}
+
+fn an_inherited_set(how: How) {
+    let mut publishers = [0, 1].map(|_| Options::new().capacity(65536).publisher().unwrap());
+    let mut set = SubscriberSet::new(Wait::Block).unwrap();
+    for publisher in &mut publishers {
+        set.add(publisher.subscriber(&Options::new()).unwrap()).unwrap();
+    }
+    while !set.arm().unwrap().is_waiting() {}
+    let mut inherited = Some(set);
+    Forked::new(how, || {
+        let mut set = inherited.take().unwrap();
+        is_forked(set.try_receive().map(drop));
+        is_forked(set.receive().map(drop));
+        is_forked(set.receive_until(deadline()).map(drop));
+        is_forked(set.arm());
+        set.disarm();
+        let [first, second] = [0, 1].map(|key| set.remove(key).unwrap());
+        is_forked(set.add(first));
+        drop(set);
+        let mut own = SubscriberSet::new(Wait::Block).unwrap();
+        is_forked(own.add(second));
+        let mut publisher = Options::new().capacity(65536).publisher().unwrap();
+        own.add(publisher.subscriber(&Options::new()).unwrap()).unwrap();
+        publisher.send(b"own").unwrap();
+        is_message(own.receive_until(deadline()), 0, b"own");
+    })
+    .wait();
+    let mut set = inherited.unwrap();
+    assert_eq!(set.len(), 2);
+    assert!(!is_readable(set.as_fd()), "the child rang");
+    publishers[1].send(&[1; 100]).unwrap();
+    readable(set.as_fd());
+    set.disarm();
+    publishers[1].send(&[2; 100]).unwrap();
+    {
+        let mut event = Some(set.receive_until(deadline()).unwrap());
+        Forked::new(how, || drop(event.take())).wait();
+        assert_eq!(publishers[1].subscribers()[0].behind, 2, "the child released its parent's message");
+        is_message(Ok(event.take().unwrap()), 1, &[1; 100]);
+    }
+    is_message(set.receive_until(deadline()), 1, &[2; 100]);
+    assert!(publishers[1].wait_released_until(deadline()).unwrap());
+    // Both wake it, and end.
+    for (key, mut publisher) in publishers.into_iter().enumerate() {
+        let sending = std::thread::spawn(move || {
+            publisher.send(&[3; 100]).unwrap();
+            assert!(publisher.wait_released_until(deadline()).unwrap());
+        });
+        is_message(set.receive_until(deadline()), key, &[3; 100]);
+        let end = set.receive_until(deadline());
+        assert!(matches!(end, Ok(Some(SubscriberEvent::Left { error: Error::Closed { .. }, .. }))), "{end:?}");
+        sending.join().unwrap();
+    }
+    assert!(set.receive().unwrap().is_none());
+}
+
+#[track_caller]
+fn is_message(found: pelton::Result<Option<SubscriberEvent<'_>>>, of: usize, bytes: &[u8]) {
+    match found.unwrap() {
+        Some(SubscriberEvent::Message { key, message }) => assert_eq!((key, &*message), (of, bytes)),
+        other => panic!("{other:?}"),
+    }
 }
 
 fn parts_do_nothing(how: How, mut sender: Sender, mut receiver: Receiver) {

@@ -20,7 +20,7 @@ mod waiting;
 use descriptors::*;
 use disk::*;
 use memory::*;
-use pelton::{Error, Listener, Options, Receiver, Sender, Sent, inspect};
+use pelton::{Error, Listener, Options, Receiver, Sender, Sent, SubscriberEvent, SubscriberSet, Wait, inspect};
 use refused::*;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
@@ -39,6 +39,8 @@ fn child() {
     match role.get("role") {
         "few descriptors" => few_descriptors(&role),
         "few descriptors for parts" => few_descriptors_for_parts(&role),
+        "few descriptors for a set" => few_descriptors_for_a_set(&role),
+        "publish" => publish(&role),
         "few descriptors arrive" => few_descriptors_on_receive(&role),
         "little address space" => little_address_space(&role),
         "small files" => small_files(&role),

@@ -9,7 +9,7 @@
 //!   `held`, from which on it overwrites nothing, and its successor begins there.
 
 use super::consumer::BroadcastConsumer;
-use super::pages::{CURSORS_MAX, NUMBER_MAX, Policy, seq_of};
+use super::pages::{CURSORS_MAX, KEPT_TRIES, NUMBER_MAX, Policy, seq_of};
 use super::producer::{
     BroadcastMemory, BroadcastProducer, CursorLoss, Joined, Start, StartFrom, Waypoint, waypoint_bytes,
 };
@@ -237,8 +237,9 @@ impl BroadcastConsumer {
             consumer.seek(words, left_at, false)?;
             return Ok(consumer);
         }
-        let mut is_counted = false;
+        let mut tries = 0..KEPT_TRIES;
         let mut consumer = loop {
+            let Some(earlier) = tries.next() else { return Err(page.changing()) };
             let (number, place) = page.oldest(memory.data.capacity())?;
             let (tail, _) = page.producer.tail_and_floor();
             let (tail, most) = (number + tail.since(place), memory.data.capacity() / 8);
@@ -251,7 +252,7 @@ impl BroadcastConsumer {
             };
             cursor.number.store(number, RELEASE.store());
             failpoint("join: number");
-            if !core::mem::replace(&mut is_counted, true) {
+            if earlier == 0 {
                 words.count(slot);
             }
             full_fence("joiner"); // [join]
@@ -277,7 +278,7 @@ impl BroadcastConsumer {
     /// chosen the number may be visible before the last messages are.
     fn seek(&mut self, table: &CursorTable, mut number: u64, begins: bool) -> Result<bool, LaneError> {
         let capacity = self.data.capacity();
-        let found = number;
+        let (found, mut passed) = (number, 0);
         let corrupt = |wanted| LaneError::Corrupt { what: "number of a durable cursor", found, wanted };
         if number == 0 || number > NUMBER_MAX {
             return Err(corrupt(NUMBER_MAX));
@@ -287,7 +288,7 @@ impl BroadcastConsumer {
             true => table.held_and_place(capacity),
             false => consumer.kept_and_place(),
         };
-        loop {
+        for _ in 0..KEPT_TRIES {
             let (mut at, mut place) = bound(self)?;
             if at > number && gates {
                 return Err(corrupt(at));
@@ -295,7 +296,8 @@ impl BroadcastConsumer {
             if at > number {
                 return Ok(false);
             }
-            if number - at > capacity / 8 {
+            // The bound only grows, so all these walks together pass over each message at most once.
+            if number - at > capacity / 8 || at < passed {
                 return Err(corrupt(at));
             }
             // As a consumer that lags: the producer may overwrite what this side passes over. [keep]
@@ -303,7 +305,9 @@ impl BroadcastConsumer {
                 let found = record_at(&self.data, self.bytes_max, place);
                 fence_after_reading(); // [keep]
                 let oldest = if gates { table.held.load(Relaxed) } else { self.producer().kept() };
+                failpoint("join: passes a message");
                 if oldest > at {
+                    passed = oldest;
                     break true;
                 }
                 if at == number {
@@ -324,5 +328,6 @@ impl BroadcastConsumer {
                 return Ok(true);
             }
         }
+        Err(LaneError::Corrupt { what: "the oldest message, which changes at each load", found, wanted: 0 })
     }
 }

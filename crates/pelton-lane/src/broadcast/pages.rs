@@ -16,8 +16,8 @@ pub const CURSORS_MAX: usize = if cfg!(loom) { 2 } else { 64 };
 /// The largest message number: at 50 million messages a second, a lane takes thousands of years to get there.
 pub(super) const NUMBER_MAX: u64 = 1 << 62;
 
-/// How often a consumer loads the oldest number and its place again because the producer has changed them meanwhile. A
-/// guess: twice in a row is rare. Without a bound, a hostile producer could keep it here.
+/// How often a consumer loads the oldest number and its place, or joins there, again because the producer has changed
+/// them meanwhile. A guess: twice in a row is rare. Without a bound, a hostile process could keep it here.
 pub(super) const KEPT_TRIES: u32 = 10_000;
 
 /// The layout of a broadcast lane in one line, beside that of a plain lane, whose records it has. The pages contain its
@@ -256,7 +256,12 @@ impl BroadcastPage {
                 return Ok(found);
             }
         }
-        Err(LaneError::Corrupt { what: "kept, which changes at each load", found: self.kept(), wanted: 0 })
+        Err(self.changing())
+    }
+
+    /// The error after [`KEPT_TRIES`].
+    pub(super) fn changing(&self) -> LaneError {
+        LaneError::Corrupt { what: "kept, which changes at each load", found: self.kept(), wanted: 0 }
     }
 
     /// The number of the oldest message that the producer has not given up, and that of the next one: approximate while

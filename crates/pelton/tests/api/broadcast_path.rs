@@ -3,7 +3,10 @@
 
 use crate::openings::finish;
 use crate::support::*;
-use pelton::{Deadline, Error, Options, Policy, Publisher, Sent, StartFrom, Subscriber, inspect};
+use pelton::{
+    Deadline, Error, Options, Policy, Publisher, Sent, StartFrom, Subscriber, SubscriberEvent, SubscriberSet, Wait,
+    inspect,
+};
 use rustix::fs::{Mode, OFlags};
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -65,6 +68,12 @@ fn child() {
                     Err(error) => return report(format!("{error:?}")),
                 }
             }
+        }
+        "publisher" => {
+            let mut publisher = publisher(&path);
+            send(&mut publisher, 3);
+            report("sent");
+            read_line_from_parent();
         }
         other => panic!("{other}"),
     }
@@ -322,6 +331,35 @@ fn a_successor_that_has_not_begun_is_not_taken_for_its_closed_predecessor() {
     expect(&mut subscriber, 1..=1);
     drop((second, life));
     assert!(matches!(subscriber.receive(), Err(Error::Closed { .. })));
+}
+
+#[test]
+fn the_death_of_a_publisher_that_began_and_died_between_two_checks_is_reported() {
+    let root = TestDir::new("a publisher begins and dies between two checks");
+    let path = root.path().join("b");
+    drop(publisher(&path));
+    let mut subscriber = Options::new().open_subscriber(&path).unwrap();
+    let publish_and_die = || {
+        let child = Child::start(Role::new(child, "publisher").with("path", path.display()));
+        child.expect("sent");
+        child.kill();
+    };
+    publish_and_die();
+    for first in [1, 4] {
+        expect(&mut subscriber, first..=first + 2);
+        let end = subscriber.receive_until(deadline()).map(|found| found.map(|found| found.number()));
+        assert!(matches!(end, Err(Error::PeerDied { unreleased: 0 })), "{end:?}");
+        publish_and_die();
+        assert!(subscriber.resume_until(deadline()).unwrap());
+    }
+    let mut set = SubscriberSet::new(Wait::Block).unwrap();
+    set.add(subscriber).unwrap();
+    for number in 7..=9 {
+        let event = set.receive_until(deadline()).unwrap();
+        assert!(matches!(&event, Some(SubscriberEvent::Message { message, .. }) if message.number() == number));
+    }
+    let end = set.receive_until(deadline()).unwrap();
+    assert!(matches!(end, Some(SubscriberEvent::Left { error: Error::PeerDied { .. }, .. })), "{end:?}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use crate::support::*;
 use pelton::{Deadline, Error, Options, Policy, Publisher, Sent, SubscriberEvent, SubscriberSet, Wait};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 
 fn message(publisher: u64, number: u64) -> [u8; 16] {
     let mut bytes = [0; 16];
@@ -222,6 +223,43 @@ fn a_member_may_lag_and_is_removed_with_its_place() {
     assert_eq!(gate.try_receive().unwrap().unwrap().number(), 11);
     assert!(set.try_receive().unwrap().is_none());
     assert!(set.remove(7).is_none());
+}
+
+/// The others are received, though nobody can wait for this one any more.
+#[test]
+fn a_member_whose_broadcast_is_damaged_leaves() {
+    let root = TestDir::new("members are damaged");
+    let mut good = Options::new().publisher().unwrap();
+    let kinds = [Wait::Block, Wait::Spin].map(|wait| ["data", "publisher.life"].map(|file| (wait, file)));
+    for (wait, damages) in kinds.into_iter().flatten() {
+        let path = root.path().join(format!("{damages}-{wait:?}"));
+        let mut publisher = Options::new().capacity(1 << 16).create_publisher(&path).unwrap();
+        let subscriber = Options::new().open_subscriber(&path).unwrap();
+        let mut set = SubscriberSet::new(wait).unwrap();
+        set.add(subscriber).unwrap();
+        set.add(good.subscriber(&Options::new()).unwrap()).unwrap();
+        let write = |file: &str, at: u64, word: u64| {
+            let file = std::fs::File::options().write(true).open(path.join(file)).unwrap();
+            file.write_all_at(&word.to_le_bytes(), at).unwrap();
+        };
+        if damages == "data" {
+            // The header of message 1, longer than the lane.
+            write("data", 0, 1 << 32 | 1 << 20);
+        } else {
+            send(&mut publisher, 0, 1..=1);
+            assert_eq!(next(&mut set).unwrap().1.unwrap(), (0, 1));
+            std::fs::remove_file(path.join(damages)).unwrap();
+            // The generation: of a publisher whose process is to be found.
+            write("publisher", 144, 7);
+            std::fs::write(path.join("0.bell"), [1]).unwrap();
+        }
+        let left = next(&mut set);
+        assert!(matches!(left, Some((0, Err(Error::Corrupt(_) | Error::NotAChannel { .. })))), "{left:?}");
+        let number = good.next_number();
+        send(&mut good, 1, number..=number);
+        let (key, found) = next(&mut set).unwrap();
+        assert_eq!((key, found.unwrap()), (1, (1, number)));
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
-//! Tests that need the feature `_failpoints`, and no program of their own: files on a failing system, and a writer of
-//! record files that is killed at every step.
+//! Tests that need the feature `_failpoints`, and no program of their own: files on a failing system, a writer of
+//! record files that is killed at every step, and a hostile process between the steps of a join.
 
+mod broadcast;
 mod file_faults;
 mod record_file;
 #[path = "../support/mod.rs"]

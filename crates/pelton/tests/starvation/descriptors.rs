@@ -268,6 +268,80 @@ fn a_part_of_a_reply_waits_for_space_without_descriptors() {
     alone(role_at("few descriptors for parts", &dir));
 }
 
+/// A set of three: its first publisher begins when no descriptor is left to watch it with, the second one is a thread,
+/// and the third one is killed.
+pub fn few_descriptors_for_a_set(role: &Role) {
+    let path = path_of(role);
+    let create = || Options::new().capacity(SMALL).create_publisher(&path).unwrap();
+    drop(create());
+    let wait = if role.get("how") == "spin" { Wait::Spin } else { Wait::Block };
+    let mut set = SubscriberSet::new(wait).unwrap();
+    set.add(Options::new().open_subscriber(&path).unwrap()).unwrap();
+    let mut thread = Options::new().capacity(SMALL).publisher().unwrap();
+    set.add(thread.subscriber(&Options::new()).unwrap()).unwrap();
+    set.add(small().connect_subscriber(&name_of(role)).unwrap()).unwrap();
+    let mut begun = create();
+    let before = descriptors();
+    let few = Descriptors::left(0);
+    for number in 0..3u8 {
+        // Messages arrive; a wait fails, and fails again: nothing is forgotten.
+        for (key, publisher) in [&mut begun, &mut thread].into_iter().enumerate() {
+            publisher.send(&[number]).unwrap();
+            match set.receive_until(deadline()).unwrap() {
+                Some(SubscriberEvent::Message { key: found, message }) => {
+                    assert_eq!((found, &*message), (key, &[number][..]));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let error = set.receive_until(deadline()).map(|found| format!("{found:?}")).unwrap_err();
+        assert!(needs_descriptors(&error), "{error:?}");
+    }
+    report("starving");
+    let until = deadline();
+    let left = loop {
+        assert!(Instant::now() < until, "the end of a publisher is not found while another one cannot be watched");
+        match set.receive_until(until) {
+            Ok(Some(SubscriberEvent::Left { key, error, .. })) => break (key, error),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => assert!(needs_descriptors(&error), "{error:?}"),
+        }
+    };
+    assert!(left.0 == 2 && left.1.is_peer_died(), "{left:?}");
+    drop(few);
+    assert!(set.receive_until(Instant::now() + Duration::from_millis(20)).unwrap().is_none());
+    // The first publisher's liveness instead of the third one's socket and process.
+    assert!(descriptors() <= before, "{before}, now {}", descriptors());
+    begun.send(b"the last").unwrap();
+    drop(begun);
+    assert!(matches!(set.receive_until(deadline()).unwrap(), Some(SubscriberEvent::Message { key: 0, .. })));
+    let end = set.receive_until(deadline()).unwrap();
+    assert!(matches!(end, Some(SubscriberEvent::Left { key: 0, error: Error::Closed { .. }, .. })), "{end:?}");
+    report("well");
+}
+
+/// Publishes to one subscriber until it is killed.
+pub fn publish(role: &Role) {
+    let mut publisher = Options::new().capacity(SMALL).publish_at(&name_of(role)).unwrap();
+    report("there");
+    publisher.wait_subscribers_until(1, deadline()).unwrap();
+    read_line_from_parent();
+}
+
+#[test]
+fn a_set_of_subscribers_without_descriptors_returns_an_error_and_serves_the_others() {
+    for how in ["block", "spin"] {
+        let dir = TestDir::new("a set of subscribers without descriptors serves the others");
+        let publisher = Child::start(role_at("publish", &dir));
+        publisher.expect("there");
+        let starving = Child::start(role_at("few descriptors for a set", &dir).with("how", how));
+        starving.expect("starving");
+        publisher.kill();
+        starving.expect("well");
+        starving.wait_for_success();
+    }
+}
+
 #[test]
 fn a_listener_without_descriptors_fails_and_leaves_nothing() {
     let dir = TestDir::new("a listener without descriptors fails and leaves nothing");
