@@ -288,8 +288,10 @@ impl Subscriber {
 
     /// Whether the publisher has closed.
     pub(crate) fn has_publisher_closed(&self) -> bool {
-        self.parts.lane.has_producer_closed()
-            && self.path.as_ref().is_none_or(|path| path.past != self.parts.lane.publisher().0)
+        // The generation first: when it was stored, its page was open. The other way round, a successor that begins
+        // between the two loads would have closed. [close]
+        let (generation, _) = self.parts.lane.publisher();
+        self.parts.lane.has_producer_closed() && self.path.as_ref().is_none_or(|path| path.past != generation)
     }
 
     /// Whether the publisher is known to have gone.
@@ -330,5 +332,50 @@ impl Subscriber {
         self.parts.lane.store_counters();
         self.parts.sleeper.disarm();
         failpoint("subscriber pauses: disarmed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Options;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+    #[test]
+    fn a_publisher_that_begins_has_not_closed() {
+        const ROUNDS: u64 = 10_000;
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("b");
+        let publisher = Options::new().capacity(1 << 16).create_publisher(&directory).unwrap();
+        let mut subscriber = Options::new().open_subscriber(&directory).unwrap();
+        // What a successor stores, by the addresses in its own mapping of the page.
+        let page = publisher.lane.producer_page();
+        let base = std::ptr::from_ref(page).cast::<u8>().cast_mut();
+        // SAFETY: both lie in the mapped, writable page, and every side uses them as atomic words.
+        let (generation, state) =
+            unsafe { (AtomicU64::from_ptr(base.add(144).cast()), AtomicU32::from_ptr(base.add(384).cast())) };
+        let (open, closed) = (state.load(Relaxed), 2);
+        let begins = Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..ROUNDS {
+                    begins.wait();
+                    state.store(open, Release);
+                    generation.fetch_add(1, Release);
+                }
+            });
+            let mut counted_as_closed = 0;
+            for _ in 0..ROUNDS {
+                state.store(closed, Relaxed);
+                let past = generation.load(Acquire);
+                subscriber.path.as_mut().unwrap().past = past;
+                begins.wait();
+                while generation.load(Relaxed) == past {
+                    counted_as_closed += u32::from(subscriber.has_publisher_closed());
+                }
+            }
+            assert_eq!(counted_as_closed, 0);
+        });
+        assert_eq!(page.generation(), ROUNDS + 1);
     }
 }

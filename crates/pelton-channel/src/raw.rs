@@ -312,7 +312,8 @@ impl Receiver {
     /// The next record as a message.
     #[inline(always)]
     pub fn message(&mut self, record: Record) -> Message<'_> {
-        Message { receiver: self, record }
+        self.found = record;
+        Message { receiver: self }
     }
 
     /// Marks the membership event that [`Receiver::find`] returned as delivered.
@@ -340,9 +341,9 @@ impl Receiver {
             Ok(_) => return Ok(false),
             Err(error) => return self.failed_in_batch(error).map(|()| false),
         };
-        with(&std::mem::ManuallyDrop::new(Message { receiver: self, record }));
+        with(&std::mem::ManuallyDrop::new(self.message(record)));
         self.lanes.current.consumer.take(&record);
-        self.count_to_quantum(&record);
+        self.count_to_quantum(record.seq);
         Ok(true)
     }
 
@@ -439,19 +440,19 @@ impl Receiver {
 impl Message<'_> {
     /// The record.
     pub fn record(&self) -> Record {
-        self.record
+        self.receiver.found
     }
 
     /// Where the bytes are: makes no slice of memory that another process can write.
     #[inline(always)]
     pub fn raw_parts(&self) -> (NonNull<u8>, usize) {
-        self.receiver.payload(&self.record)
+        self.receiver.payload(&self.receiver.found)
     }
 
     /// As [`Receiver::append`].
     #[inline(always)]
     pub fn append_to(&self, skip: usize, buffer: &mut Vec<u8>) {
-        self.receiver.append(&self.record, skip, buffer);
+        self.receiver.append(&self.receiver.found, skip, buffer);
     }
 }
 

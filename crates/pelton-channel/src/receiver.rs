@@ -71,8 +71,8 @@ pub struct Receiver {
     backoff: Option<Backoff>,
     lockstep: Lockstep,
     empties: u32,
-    /// What the slow path has found last: see [`Record::by_fields`].
-    found: Record,
+    /// That of the last [`Message`], which has no record of its own: decision 0049.
+    pub(crate) found: Record,
 }
 
 /// With several lanes, a lane's quantum ends at multiples of this number of messages. A guess: compared with the cost
@@ -168,17 +168,14 @@ impl Receiver {
     /// As [`Receiver::try_receive`]. A wait ends immediately when the sender leaves.
     #[inline(always)]
     pub fn receive(&mut self) -> Result<Message<'_>> {
-        let record = match self.peek_fast() {
-            Some(record) => record,
+        match self.peek_fast() {
+            Some(record) => self.found = record,
             None => match self.peek_soon() {
-                Some(record) => record,
-                None => {
-                    self.receive_slow(Deadline::Never)?;
-                    self.found.by_fields()
-                }
+                Some(record) => self.found = record,
+                None => _ = self.receive_slow(Deadline::Never)?,
             },
-        };
-        Ok(Message { receiver: self, record })
+        }
+        Ok(Message { receiver: self })
     }
 
     /// As [`Receiver::receive`], until `deadline` on the monotonic clock; `None` when it passes.
@@ -187,12 +184,12 @@ impl Receiver {
     /// As [`Receiver::receive`].
     #[inline(always)]
     pub fn receive_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Message<'_>>> {
-        let record = match self.peek_fast() {
-            Some(record) => record,
-            None if self.receive_slow(deadline.into())? => self.found.by_fields(),
+        match self.peek_fast() {
+            Some(record) => self.found = record,
+            None if self.receive_slow(deadline.into())? => {}
             None => return Ok(None),
-        };
-        Ok(Some(Message { receiver: self, record }))
+        }
+        Ok(Some(Message { receiver: self }))
     }
 
     /// As [`Receiver::try_receive`]. With [`Options::membership_events`], also returns which senders join and leave.
@@ -223,7 +220,7 @@ impl Receiver {
     fn event(&mut self, item: Item) -> Event<'_> {
         let member = Member { lane: self.lanes.current.number, peer: self.lanes.current.link.peer() };
         match item {
-            Item::Record(record) => Event::Message(Message { receiver: self, record }),
+            Item::Record(record) => Event::Message(self.message(record)),
             Item::Joined => {
                 self.pass();
                 Event::Joined(member)
@@ -371,13 +368,13 @@ impl Receiver {
         false
     }
 
-    /// Whether it has found a message until `deadline`, which is `found`: see [`Record::by_fields`].
+    /// Whether it has found a message until `deadline`, which is then `found`.
     #[cold]
     #[inline(never)]
     fn receive_slow(&mut self, deadline: Deadline) -> Result<bool> {
-        let found = self.find_record(deadline)?;
-        self.found = found.unwrap_or(Record::placeholder(0));
-        Ok(found.is_some())
+        let Some(record) = self.find_record(deadline)? else { return Ok(false) };
+        self.found = record;
+        Ok(true)
     }
 
     #[cold]
@@ -655,17 +652,30 @@ impl Receiver {
     #[inline(always)]
     pub(crate) fn release(&mut self, record: &Record) {
         if record.descriptors != 0 {
-            self.drop_descriptors(record);
+            self.drop_descriptors(record.seq, record.descriptors);
         }
         if self.lanes.current.consumer.release(record) == Wake::Ring {
             self.lanes.current.wake_sender();
         }
-        self.count_to_quantum(record);
+        self.count_to_quantum(record.seq);
+    }
+
+    /// As [`Receiver::release`], of `found`, in place.
+    #[inline(always)]
+    pub(crate) fn release_found(&mut self) {
+        let Record { seq, descriptors, .. } = self.found;
+        if descriptors != 0 {
+            self.drop_descriptors(seq, descriptors);
+        }
+        if self.lanes.current.consumer.release(&self.found) == Wake::Ring {
+            self.lanes.current.wake_sender();
+        }
+        self.count_to_quantum(seq);
     }
 
     #[inline(always)]
-    pub(crate) fn count_to_quantum(&mut self, record: &Record) {
-        if record.seq.is_multiple_of(QUANTUM) && self.many {
+    pub(crate) fn count_to_quantum(&mut self, seq: u32) {
+        if seq.is_multiple_of(QUANTUM) && self.many {
             self.end_quantum();
         }
     }
@@ -682,8 +692,8 @@ impl Receiver {
 
     /// Closes the descriptors of a message, which the program did not take.
     #[cold]
-    fn drop_descriptors(&mut self, record: &Record) {
-        let _ = self.receive_descriptors(record.seq, record.descriptors);
+    fn drop_descriptors(&mut self, seq: u32, count: u32) {
+        let _ = self.receive_descriptors(seq, count);
     }
 
     /// Receives the descriptors of the current lane's next message, which is not released yet.

@@ -139,9 +139,10 @@ impl Subscriber {
     #[inline(always)]
     pub fn receive(&mut self) -> Result<Delivery<'_>> {
         if let Some(record) = self.peek_fast() {
-            return Ok(Delivery { subscriber: self, record: Some(record), missed: 0 });
+            self.found = Some(record);
+        } else {
+            self.find_cold(Deadline::Never)?;
         }
-        self.find_cold(Deadline::Never)?;
         Ok(self.delivery())
     }
 
@@ -152,9 +153,11 @@ impl Subscriber {
     #[inline(always)]
     pub fn receive_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<Delivery<'_>>> {
         if let Some(record) = self.peek_fast() {
-            return Ok(Some(Delivery { subscriber: self, record: Some(record), missed: 0 }));
+            self.found = Some(record);
+        } else if !self.find_cold(deadline.into())? {
+            return Ok(None);
         }
-        Ok(if self.find_cold(deadline.into())? { Some(self.delivery()) } else { None })
+        Ok(Some(self.delivery()))
     }
 
     /// The next message in the usual case. A subscriber that gates misses nothing.
@@ -176,10 +179,7 @@ impl Subscriber {
     #[inline(always)]
     pub(crate) fn delivery(&mut self) -> Delivery<'_> {
         debug_assert!(self.found.is_some() != self.is_copied);
-        let record = self.found.as_ref().map(|found| found.by_fields());
-        self.found = None;
-        let missed = std::mem::take(&mut self.missed_now);
-        Delivery { subscriber: self, record, missed }
+        Delivery { subscriber: self }
     }
 
     /// Whether there is a message; waits for it until `deadline`.
@@ -381,7 +381,7 @@ impl Subscriber {
         if self.endpoint.owner.is_forked() {
             return;
         }
-        self.is_copied = false;
+        (self.is_copied, self.missed_now) = (false, 0);
         if self.path.is_some() {
             self.release();
         }
@@ -573,16 +573,16 @@ impl AsRawFd for Subscriber {
 /// until then.
 #[derive(Debug)]
 pub struct Delivery<'a> {
+    /// Its message is what the subscriber has found: decision 0049.
     subscriber: &'a mut Subscriber,
-    /// In place; `None`: in the buffer.
-    record: Option<Record>,
-    missed: u64,
 }
+
+const _: () = assert!(size_of::<Delivery<'_>>() == size_of::<usize>(), "a move is one load and one store");
 
 impl Delivery<'_> {
     /// Messages that this subscriber has missed directly before this one.
     pub fn missed(&self) -> u64 {
-        self.missed
+        self.subscriber.missed_now
     }
 
     /// The message's number: each publisher counts its messages from 1.
@@ -596,7 +596,7 @@ impl Deref for Delivery<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        let Some(record) = &self.record else { return &self.subscriber.buffer };
+        let Some(record) = &self.subscriber.found else { return &self.subscriber.buffer };
         let payload = self.subscriber.parts.lane.payload(record);
         // SAFETY: the lane has checked that the record lies in the mapped data. A subscriber that gates is never
         // passed, so the publisher does not write there before the release in `drop`, as with `Message`: no child of a
@@ -609,10 +609,12 @@ impl Drop for Delivery<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         // A child that inherited it releases nothing of its parent's.
-        if let Some(record) = &self.record
-            && !self.subscriber.endpoint.owner.is_forked()
+        let Subscriber { found, parts, endpoint, .. } = &mut *self.subscriber;
+        if let Some(record) = found
+            && !endpoint.owner.is_forked()
         {
-            self.subscriber.parts.lane.take(record);
+            parts.lane.take(record);
+            *found = None;
             self.subscriber.release();
         } else {
             self.subscriber.drop_copy();
@@ -632,8 +634,8 @@ impl Subscriber {
     /// nothing else.
     #[inline]
     pub fn delivery_of(&mut self, record: Option<Record>) -> Delivery<'_> {
-        let missed = std::mem::take(&mut self.missed_now);
-        Delivery { subscriber: self, record, missed }
+        self.found = record;
+        self.delivery()
     }
 }
 
@@ -642,9 +644,7 @@ impl Delivery<'_> {
     /// Ends the borrow, and releases nothing: the message stays the next one. See [`Subscriber::delivery_of`].
     #[inline]
     pub fn into_record(self) -> Option<Record> {
-        let mut kept = std::mem::ManuallyDrop::new(self);
-        kept.subscriber.missed_now = kept.missed;
-        kept.record
+        std::mem::ManuallyDrop::new(self).subscriber.found
     }
 }
 

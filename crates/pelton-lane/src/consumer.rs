@@ -68,15 +68,6 @@ impl Record {
     pub const fn placeholder(descriptors: u32) -> Record {
         Record { offset: 0, bytes: 0, seq: 0, descriptors }
     }
-
-    /// A copy, one field after the other. A function that returns either a record from memory or one from a header just
-    /// loaded takes the former by this. Otherwise the compiler copies both from memory by one move, and the header's,
-    /// stored there field by field, cannot be forwarded to that load: it waits for all earlier stores.
-    #[inline(always)]
-    pub fn by_fields(&self) -> Record {
-        let Record { offset, bytes, seq, descriptors } = *self;
-        Record { offset, bytes, seq, descriptors }
-    }
 }
 
 /// The position of a caller that takes several messages. The caller holds it, not the consumer, so the values that

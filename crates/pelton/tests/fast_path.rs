@@ -3,7 +3,7 @@
 //! program that reads the code of another architecture; binutils' `objdump` reads that of this machine.
 #![cfg(all(not(debug_assertions), any(target_arch = "x86_64", target_arch = "aarch64")))]
 
-use pelton::{Options, Receiver, Sender, Sent, Subscriber};
+use pelton::{Options, Receiver, Sender, Sent};
 use std::process::Command;
 
 #[unsafe(no_mangle)]
@@ -54,26 +54,6 @@ const FAST: [&str; 5] = [
     "fast_path_send_batch",
     "fast_path_receive_batch",
 ];
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-fn in_place_receive(receiver: &mut Receiver) -> u64 {
-    let mut sum = 0;
-    while let Ok(message) = receiver.receive() {
-        sum += message.len() as u64 + u64::from(message[0]);
-    }
-    sum
-}
-
-#[unsafe(no_mangle)]
-#[inline(never)]
-fn in_place_subscribe(subscriber: &mut Subscriber) -> u64 {
-    let mut sum = 0;
-    while let Ok(message) = subscriber.receive() {
-        sum += message.len() as u64 + u64::from(message[0]);
-    }
-    sum
-}
 
 /// The instructions of a function of this binary, with their addresses.
 fn instructions(function: &str) -> Vec<(u64, String)> {
@@ -153,27 +133,6 @@ fn a_message_costs_no_lock_no_fence_and_no_system_call() {
             assert!(!is_slow(code), "{function}: {code}");
         }
         println!("{function}: {} instructions with all its inlined error paths", instructions.len());
-    }
-}
-
-/// Decision 0049: a record that is written to the stack in pieces, and moved in one, costs more than a message.
-#[cfg(target_arch = "x86_64")]
-#[test]
-fn a_message_in_place_is_not_moved_through_memory() {
-    let (mut sender, mut receiver) = Options::new().threads().unwrap();
-    let mut publisher = Options::new().publisher().unwrap();
-    let mut subscriber = publisher.subscriber(&Options::new()).unwrap();
-    sender.send(&[1; 16]).unwrap();
-    publisher.send(&[1; 16]).unwrap();
-    (sender.close().unwrap(), publisher.close().unwrap());
-    assert_eq!((in_place_receive(&mut receiver), in_place_subscribe(&mut subscriber)), (17, 17));
-    for function in ["in_place_receive", "in_place_subscribe"] {
-        let instructions = instructions(function);
-        assert!(instructions.len() > 30, "{function} is inlined nowhere else, so it must be here: {instructions:?}");
-        for (_, code) in &instructions {
-            let is_move = code.starts_with("mov") && code.contains("%xmm") && code.ends_with(')');
-            assert!(!is_move, "{function}: {code}");
-        }
     }
 }
 

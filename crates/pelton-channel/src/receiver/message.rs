@@ -58,14 +58,16 @@ pub enum Item {
 /// A message in the lane. Dropping it releases its space; the receiver can do nothing else meanwhile.
 #[must_use = "dropping a message releases it: it is then received"]
 pub struct Message<'a> {
+    /// Its record is the receiver's `found`: decision 0049.
     pub(crate) receiver: &'a mut Receiver,
-    pub(crate) record: Record,
 }
+
+const _: () = assert!(size_of::<Message<'_>>() == size_of::<usize>(), "a move is one load and one store");
 
 impl Message<'_> {
     /// The message's number in the lane: one more for each, modulo 2^32, never 0.
     pub fn seq(&self) -> u32 {
-        self.record.seq
+        self.receiver.found.seq
     }
 
     /// The process that sent it. [`Message::lane`] distinguishes several senders.
@@ -88,12 +90,12 @@ impl Message<'_> {
     /// The position of its sender in a distributed trace: see [`Sender::send_traced`](crate::Sender::send_traced).
     /// `None` if the sender gave none; one that is not valid by W3C's rules is as none.
     pub fn traceparent(&self) -> Option<Traceparent> {
-        self.receiver.traceparent_of(self.record.seq)
+        self.receiver.traceparent_of(self.seq())
     }
 
     /// The number of descriptors of the message that were not taken yet.
     pub fn descriptor_count(&self) -> usize {
-        self.record.descriptors as usize
+        self.receiver.found.descriptors as usize
     }
 
     /// Takes the descriptors of the message; empty if there are none, or if they were taken before. The release of the
@@ -102,11 +104,11 @@ impl Message<'_> {
     /// # Errors
     /// [`Error::DescriptorsLost`] when this process had too few free descriptors; [`Error::Corrupt`].
     pub fn take_descriptors(&mut self) -> Result<Vec<OwnedFd>> {
-        match std::mem::take(&mut self.record.descriptors) {
+        match std::mem::take(&mut self.receiver.found.descriptors) {
             0 => Ok(Vec::new()),
             _ if self.receiver.endpoint.owner.is_forked() => Err(Error::Forked),
             count => {
-                let fds = self.receiver.receive_descriptors(self.record.seq, count)?;
+                let fds = self.receiver.receive_descriptors(self.seq(), count)?;
                 Ok(fds.into_iter().map(ReceivedFd::into_owned).collect())
             }
         }
@@ -130,18 +132,18 @@ impl Message<'_> {
     pub fn hold(self) -> Held {
         // Its record moves into the ticket, so the message must not be dropped.
         let mut message = std::mem::ManuallyDrop::new(self);
-        let record = message.record;
         let receiver = &mut *message.receiver;
+        let record = receiver.found;
         // A forked child must not change shared memory.
         let forked = receiver.endpoint.owner.is_forked();
         let lane = &receiver.lanes.current;
         let (payload, number, data) = (lane.consumer.payload(&record), lane.number, lane.memory.data.clone());
         if record.descriptors != 0 && !forked {
-            receiver.drop_descriptors(&record);
+            receiver.drop_descriptors(record.seq, record.descriptors);
         }
         let traceparent = receiver.traceparent_of(record.seq);
         receiver.slow_path_reasons += 1;
-        receiver.count_to_quantum(&record);
+        receiver.count_to_quantum(record.seq);
         let ticket = (number, receiver.lanes.current.consumer.hold(&record));
         let (bytes, seq, returned) = (record.bytes as usize, record.seq, receiver.returned.clone());
         Held { payload, bytes, seq, traceparent, ticket, _data: data, returned }
@@ -152,11 +154,12 @@ impl Deref for Message<'_> {
     type Target = [u8];
     #[inline]
     fn deref(&self) -> &[u8] {
-        let payload = self.receiver.lanes.current.consumer.payload(&self.record);
+        let record = &self.receiver.found;
+        let payload = self.receiver.lanes.current.consumer.payload(record);
         // SAFETY: the lane checked that the record lies in the data. The sender does not write it before its release,
         // and the borrow prevents a release. The crate's documentation forbids to receive in place from a sender that
         // may write nevertheless.
-        unsafe { std::slice::from_raw_parts(payload.as_ptr(), self.record.bytes as usize) }
+        unsafe { std::slice::from_raw_parts(payload.as_ptr(), record.bytes as usize) }
     }
 }
 
@@ -183,7 +186,7 @@ impl Drop for Message<'_> {
         if self.receiver.endpoint.owner.is_forked() {
             return;
         }
-        self.receiver.release(&self.record);
+        self.receiver.release_found();
     }
 }
 
@@ -273,7 +276,7 @@ impl Receiver {
         match lane.peek() {
             Ok(Some(record)) => {
                 if record.descriptors != 0 {
-                    self.drop_descriptors(&record);
+                    self.drop_descriptors(record.seq, record.descriptors);
                 }
                 self.lanes.current.consumer.take(&record);
                 Ok(Some(record))
