@@ -581,6 +581,7 @@ const _: () = assert!(size_of::<Delivery<'_>>() == size_of::<usize>(), "a move i
 
 impl Delivery<'_> {
     /// Messages that this subscriber has missed directly before this one.
+    #[expect(clippy::misnamed_getters, reason = "the subscriber's `missed` is of all messages")]
     pub fn missed(&self) -> u64 {
         self.subscriber.missed_now
     }
