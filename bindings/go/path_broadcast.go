@@ -210,12 +210,12 @@ func (s *Subscriber) findPublisher() error {
 	return nil
 }
 
-// hasClosed reports whether the publisher has closed, and this side has not reported that.
-func (s *Subscriber) hasClosed() bool {
+// hasClosed reports whether the publisher has closed, and this side has not reported that; and its generation.
+func (s *Subscriber) hasClosed() (hasClosed bool, generation uint64) {
 	// The generation first: its page was open. The other way round, a successor that begins between the two loads would
-	// have closed. [close]
-	generation, _ := s.sub.Consumer.Publisher()
-	return s.sub.Consumer.ProducerClosed() && (s.path == nil || generation != s.path.past)
+	// count as closed. [close]
+	generation, _ = s.sub.Consumer.Publisher()
+	return s.sub.Consumer.ProducerClosed() && (s.path == nil || generation != s.path.past), generation
 }
 
 // isPublisherGone reports whether the publisher's process has ended, and this side has not reported that.
@@ -235,7 +235,8 @@ func (s *Subscriber) resumeByPath(ctx context.Context) error {
 	return wait.Until(ctx, s.doorbell, &s.guard, func() (bool, error) {
 		err := s.findPublisher()
 		// A successor may have come, and left again, meanwhile: the next call reports that.
-		isThere := s.sub.Link.Path.Liveness != nil || s.hasClosed() || s.path.isGone || s.sub.Consumer.MayBeReady()
+		hasClosed, _ := s.hasClosed()
+		isThere := s.sub.Link.Path.Liveness != nil || hasClosed || s.path.isGone || s.sub.Consumer.MayBeReady()
 		if isThere && err == nil {
 			s.broken = nil
 		}

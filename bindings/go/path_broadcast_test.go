@@ -418,7 +418,7 @@ func TestAPublisherThatBeginsHasNotClosed(t *testing.T) {
 		subscriber.path.past = past
 		begins.Store(round + 1)
 		for has.Load() <= past {
-			if subscriber.hasClosed() {
+			if hasClosed, _ := subscriber.hasClosed(); hasClosed {
 				begins.Store(rounds)
 				t.Fatal("the successor's generation counts as closed")
 			}

@@ -212,13 +212,13 @@ func (s *Subscriber) poll() (bool, error) {
 	}
 	generation, _ := s.sub.Consumer.Publisher()
 	// Loaded once: a successor may begin meanwhile.
-	hasClosed := s.hasClosed()
+	hasClosed, closed := s.hasClosed()
 	if !hasClosed {
 		if isGone, err := s.isPublisherGone(); err != nil || !isGone {
 			return false, err
 		}
 		// If it closed before it died, it closed.
-		hasClosed = s.hasClosed()
+		hasClosed, closed = s.hasClosed()
 	}
 	// What was committed before the end is visible now. [close]
 	if ok, err := s.find(); ok || err != nil || s.isOvertaken {
@@ -226,7 +226,7 @@ func (s *Subscriber) poll() (bool, error) {
 	}
 	s.broken = ErrPeerDied
 	if hasClosed {
-		s.broken = ErrClosed
+		s.broken, generation = ErrClosed, closed
 	}
 	if s.path != nil {
 		s.path.past = generation

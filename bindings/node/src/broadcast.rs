@@ -208,7 +208,7 @@ fn read_one(
     let Some(delivery) = subscriber.try_receive().map_err(raise)? else { return Ok(-1) };
     let bytes = delivery.len();
     let (Some(target), [size, ..], [number, missed, ..]) = (space.get_mut(..bytes), size, numbers) else {
-        delivery.into_record();
+        delivery.keep();
         return Ok(-2 - bytes as i64);
     };
     target.copy_from_slice(&delivery);

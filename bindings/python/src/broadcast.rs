@@ -8,7 +8,6 @@ use crate::number::{number_or_none, option, wrong_type};
 use crate::open::{
     self, Info, Opening, PUBLISH, PUBLISH_PATH, SUBSCRIBE, SUBSCRIBE_PATH, SUBSCRIBE_THREAD, Started, options,
 };
-use pelton::raw::Record;
 use pelton::{Deadline, Options, Policy, Sent, StartFrom};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyType};
@@ -375,25 +374,26 @@ fn checked(py: Python<'_>, options: Options, given: Option<&Bound<'_, PyDict>>) 
 #[pyclass(frozen, module = "pelton", weakref)]
 pub struct Subscriber(Handle<pelton::Subscriber>);
 
-/// A message that was found: what it is, and how to get at its bytes.
+/// A message that was found, and that the subscriber keeps.
 struct Found {
-    record: Option<Record>,
     number: u64,
     missed: u64,
 }
 
 impl Found {
     fn of(delivery: pelton::Delivery<'_>) -> Found {
-        Found { number: delivery.number(), missed: delivery.missed(), record: delivery.into_record() }
+        let found = Found { number: delivery.number(), missed: delivery.missed() };
+        delivery.keep();
+        found
     }
 
     /// Copies the message, and releases it. After an error of Python the next call finds it again.
     fn taken(self, py: Python<'_>, subscriber: &mut pelton::Subscriber) -> PyResult<Delivery> {
-        let delivery = subscriber.delivery_of(self.record);
+        let delivery = subscriber.kept_delivery();
         match to_bytes(py, &delivery) {
             Ok(data) => Ok(Delivery { data: data.unbind(), number: self.number, missed: self.missed }),
             Err(error) => {
-                delivery.into_record();
+                delivery.keep();
                 Err(error)
             }
         }

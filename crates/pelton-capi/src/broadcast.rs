@@ -8,7 +8,6 @@ use crate::entries::entries;
 use crate::handle::{Handle, Kind, Object, State};
 use crate::options::{self, PublisherOptions, SubscriberOptions};
 use crate::receiver::numbers;
-use pelton::raw::Record;
 use pelton::{Deadline, Delivery, Policy, Sent, SubscriberState};
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
@@ -26,22 +25,18 @@ impl Object for Publisher {
 
 pub struct Subscriber {
     broadcast: pelton::Subscriber,
-    /// The received message: in place, or (`Some(None)`) in the subscriber's buffer. While there is one, the subscriber
-    /// is used for nothing else.
-    received: Option<Option<Record>>,
+    /// It keeps a delivery. Until that is released, it is used for nothing else.
+    received: bool,
 }
 
 impl Subscriber {
     pub fn new(broadcast: pelton::Subscriber) -> Subscriber {
-        Subscriber { broadcast, received: None }
+        Subscriber { broadcast, received: false }
     }
 
     /// The endpoint, for calls that would move what is received.
     fn released(&mut self) -> Answer<&mut pelton::Subscriber> {
-        match self.received {
-            None => Ok(&mut self.broadcast),
-            Some(_) => Err(code::plain(code::NOT_RELEASED)),
-        }
+        if self.received { Err(code::plain(code::NOT_RELEASED)) } else { Ok(&mut self.broadcast) }
     }
 }
 
@@ -53,7 +48,7 @@ impl Object for Subscriber {
     }
 
     fn state(&self) -> State {
-        if self.received.is_some() { State::One } else { State::Free }
+        if self.received { State::One } else { State::Free }
     }
 }
 
@@ -80,14 +75,15 @@ structures! {
 
 /// Makes a delivery the received message.
 #[inline(always)]
-fn show(delivery: Delivery<'_>) -> (CDelivery, Option<Record>) {
+fn show(delivery: Delivery<'_>) -> CDelivery {
     let shown = CDelivery {
         data: delivery.as_ptr().cast(),
         size: delivery.len(),
         number: delivery.number(),
         missed: delivery.missed(),
     };
-    (shown, delivery.into_record())
+    delivery.keep();
+    shown
 }
 
 impl CSubscriberState {
@@ -185,8 +181,8 @@ unsafe fn receive_fast(handle: *mut Handle<Subscriber>, out: *mut CDelivery) -> 
     let receive = || subscriber.broadcast.try_receive().map(|delivery| delivery.map(show));
     // SAFETY: the object was found.
     match unsafe { Handle::run_fast(handle, receive) } {
-        Ok(Ok(Some((shown, record)))) => {
-            subscriber.received = Some(record);
+        Ok(Ok(Some(shown))) => {
+            subscriber.received = true;
             // SAFETY: the caller guarantees `out`; the object was found.
             unsafe {
                 out.write(shown);
@@ -211,9 +207,11 @@ unsafe fn release_fast(handle: *mut Handle<Subscriber>) -> Option<c_int> {
     if subscriber.is_forked() {
         return None;
     }
-    let record = subscriber.received.take()?;
+    if !std::mem::take(&mut subscriber.received) {
+        return None;
+    }
     // SAFETY: the object was found.
-    let released = unsafe { Handle::run_fast(handle, || drop(subscriber.broadcast.delivery_of(record))) };
+    let released = unsafe { Handle::run_fast(handle, || drop(subscriber.broadcast.kept_delivery())) };
     Some(match released {
         Ok(()) => {
             // SAFETY: the object was found.
@@ -330,17 +328,18 @@ entries! {
     fn pelton_subscriber_receive(subscriber: &mut Subscriber, deadline_ns: Deadline, out: Out<CDelivery>)
     fast { receive_fast(subscriber, out) }
     {
-        let (shown, record) = show(found(subscriber.released()?.receive_until(deadline_ns))?);
-        out.write(shown);
-        subscriber.received = Some(record);
+        out.write(show(found(subscriber.released()?.receive_until(deadline_ns))?));
+        subscriber.received = true;
         Ok(())
     }
 
     fn pelton_subscriber_release(subscriber: &mut Subscriber)
     fast { release_fast(subscriber) }
     {
-        let record = subscriber.received.take().ok_or_else(|| code::plain(code::NOT_RECEIVED))?;
-        drop(subscriber.broadcast.delivery_of(record));
+        if !std::mem::take(&mut subscriber.received) {
+            return Err(code::plain(code::NOT_RECEIVED));
+        }
+        drop(subscriber.broadcast.kept_delivery());
         Ok(())
     }
 

@@ -288,10 +288,16 @@ impl Subscriber {
 
     /// Whether the publisher has closed.
     pub(crate) fn has_publisher_closed(&self) -> bool {
+        self.closed_generation().is_some()
+    }
+
+    /// The generation of a publisher that has closed, unless that is reported already.
+    pub(crate) fn closed_generation(&self) -> Option<u64> {
         // The generation first: when it was stored, its page was open. The other way round, a successor that begins
-        // between the two loads would have closed. [close]
+        // between the two loads would count as closed. [close]
         let (generation, _) = self.parts.lane.publisher();
-        self.parts.lane.has_producer_closed() && self.path.as_ref().is_none_or(|path| path.past != generation)
+        let is_new = self.path.as_ref().is_none_or(|path| path.past != generation);
+        (self.parts.lane.has_producer_closed() && is_new).then_some(generation)
     }
 
     /// Whether the publisher is known to have gone.
@@ -316,7 +322,7 @@ impl Subscriber {
             // A successor may have come, and left again, meanwhile: the next call reports that.
             let is_there = self.parts.link.peer().is_some() || self.has_publisher_closed();
             let was_there = self.path.as_ref().is_some_and(|path| path.is_gone);
-            if is_there || was_there || self.parts.lane.may_be_ready() {
+            if is_there || was_there || self.has_found() || self.parts.lane.may_be_ready() {
                 self.endpoint.reinstate();
                 return Ok(true);
             }
@@ -348,7 +354,7 @@ mod tests {
         let directory = root.path().join("b");
         let publisher = Options::new().capacity(1 << 16).create_publisher(&directory).unwrap();
         let mut subscriber = Options::new().open_subscriber(&directory).unwrap();
-        // What a successor stores, by the addresses in its own mapping of the page.
+        // What a successor stores. The addresses are those of spec/layout.md.
         let page = publisher.lane.producer_page();
         let base = std::ptr::from_ref(page).cast::<u8>().cast_mut();
         // SAFETY: both lie in the mapped, writable page, and every side uses them as atomic words.
@@ -372,6 +378,7 @@ mod tests {
                 begins.wait();
                 while generation.load(Relaxed) == past {
                     counted_as_closed += u32::from(subscriber.has_publisher_closed());
+                    std::thread::yield_now();
                 }
             }
             assert_eq!(counted_as_closed, 0);

@@ -6,7 +6,7 @@
 //!   a space that is not committed is aborted.
 //! - A receiver: [`Receiver::peek_fast`] or [`Receiver::find`], then the payload, then [`Receiver::release_record`].
 //!   Between the two the receiver is used for nothing else.
-//! - A subscriber: [`Subscriber::try_receive`], [`Delivery::into_record`], then [`Subscriber::delivery_of`], whose drop
+//! - A subscriber: [`Subscriber::try_receive`], [`Delivery::keep`], then [`Subscriber::kept_delivery`], whose drop
 //!   releases it. Between the two the subscriber is used for nothing else.
 //! - Chunks of a receiver: [`Receiver::take_chunk`], then [`Receiver::release_chunks`].
 //! - Copies of many messages, which are released one by one: [`Receiver::read_ahead`], [`Receiver::release_ahead`].

@@ -71,7 +71,7 @@ pub struct Receiver {
     backoff: Option<Backoff>,
     lockstep: Lockstep,
     empties: u32,
-    /// That of the last [`Message`], which has no record of its own: decision 0049.
+    /// The record of the [`Message`] that lives, or of the last one: decision 0049. Only a message reads it.
     pub(crate) found: Record,
 }
 
@@ -172,7 +172,7 @@ impl Receiver {
             Some(record) => self.found = record,
             None => match self.peek_soon() {
                 Some(record) => self.found = record,
-                None => _ = self.receive_slow(Deadline::Never)?,
+                None => assert!(self.receive_slow(Deadline::Never)?, "without a deadline it does not pass"),
             },
         }
         Ok(Message { receiver: self })
@@ -660,7 +660,7 @@ impl Receiver {
         self.count_to_quantum(record.seq);
     }
 
-    /// As [`Receiver::release`], of `found`, in place.
+    /// As [`Receiver::release`], of `found`. Apart from that, so that nothing copies the record.
     #[inline(always)]
     pub(crate) fn release_found(&mut self) {
         let Record { seq, descriptors, .. } = self.found;

@@ -38,7 +38,7 @@ pub struct Subscriber {
     pub(crate) parts: SubscriberParts,
     pub(crate) endpoint: Endpoint<()>,
     /// The next message in place, if it was found. Its header is hostile, so the call that returns the message does
-    /// not load it again.
+    /// not load it again. It stays while a [`Delivery`] lives, and if that is forgotten: only its drop clears it.
     found: Option<Record>,
     /// The next message, if the policy copies and [`Subscriber::is_copied`].
     buffer: Vec<u8>,
@@ -141,7 +141,7 @@ impl Subscriber {
         if let Some(record) = self.peek_fast() {
             self.found = Some(record);
         } else {
-            self.find_cold(Deadline::Never)?;
+            assert!(self.find_cold(Deadline::Never)?, "without a deadline it does not pass");
         }
         Ok(self.delivery())
     }
@@ -502,19 +502,22 @@ impl Side for Subscriber {
 
     fn end(&mut self) -> Result<bool> {
         let (generation, _) = self.parts.lane.publisher();
-        let has_closed = self.has_publisher_closed();
-        if !has_closed && !self.is_publisher_gone()? {
-            return Ok(false);
+        let mut closed = self.closed_generation();
+        if closed.is_none() {
+            if !self.is_publisher_gone()? {
+                return Ok(false);
+            }
+            // It may have closed before its process ended.
+            closed = self.closed_generation();
         }
         // It may have committed messages before it left. [close]
-        let has_closed = has_closed || self.has_publisher_closed();
         if self.poll()? {
             return Ok(true);
         }
         if let Some(path) = &mut self.path {
-            path.past = generation;
+            path.past = closed.unwrap_or(generation);
         }
-        self.endpoint.leave(if has_closed { Departure::Closed } else { Departure::PeerDied });
+        self.endpoint.leave(if closed.is_some() { Departure::Closed } else { Departure::PeerDied });
         Err(self.not_usable())
     }
 
@@ -631,21 +634,19 @@ impl Subscriber {
         self.endpoint.owner.is_forked()
     }
 
-    /// The delivery of which [`Delivery::into_record`] has kept this. Between the two the subscriber is used for
-    /// nothing else.
-    #[inline]
-    pub fn delivery_of(&mut self, record: Option<Record>) -> Delivery<'_> {
-        self.found = record;
+    /// The delivery that [`Delivery::keep`] has kept. Between the two the subscriber is used for nothing else.
+    #[inline(always)]
+    pub fn kept_delivery(&mut self) -> Delivery<'_> {
         self.delivery()
     }
 }
 
 #[doc(hidden)]
 impl Delivery<'_> {
-    /// Ends the borrow, and releases nothing: the message stays the next one. See [`Subscriber::delivery_of`].
-    #[inline]
-    pub fn into_record(self) -> Option<Record> {
-        std::mem::ManuallyDrop::new(self).subscriber.found
+    /// Ends the borrow, and releases nothing: the message stays the next one. See [`Subscriber::kept_delivery`].
+    #[inline(always)]
+    pub fn keep(self) {
+        std::mem::forget(self);
     }
 }
 
@@ -674,11 +675,11 @@ mod tests {
         for _ in 0..2 {
             let delivery = subscriber.try_receive().unwrap().unwrap();
             assert_eq!((delivery.number(), delivery.missed()), (3, 2));
-            let record = delivery.into_record();
-            assert_eq!(subscriber.delivery_of(record).into_record().is_some(), record.is_some());
+            delivery.keep();
+            subscriber.kept_delivery().keep();
         }
-        let record = subscriber.try_receive().unwrap().unwrap().into_record();
-        drop(subscriber.delivery_of(record));
+        subscriber.try_receive().unwrap().unwrap().keep();
+        drop(subscriber.kept_delivery());
         publisher.send(b"x").unwrap();
         assert_eq!(subscriber.try_receive().unwrap().unwrap().missed(), 0);
     }
