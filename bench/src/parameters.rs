@@ -291,7 +291,8 @@ pub struct Job {
     pub sizes: SizeRange,
     /// Bytes of a pelton or limits lane
     pub capacity: u64,
-    /// Microseconds that each side of a round trip busy-waits before it sends
+    /// Microseconds that each side of a round trip busy-waits before it sends, and that a lagging subscriber sleeps
+    /// after each message
     pub delay_us: u64,
     /// The work of the receiver and the sender of a lopsided channel for each message, in steps of
     /// [`work`](crate::side::work)

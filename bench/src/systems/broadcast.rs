@@ -1,6 +1,6 @@
 //! One sender of many receivers: pelton's publisher, and a pelton sender for each receiver.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use pelton::{Policy, Publisher, Subscriber};
@@ -61,7 +61,11 @@ fn lag<M: Meeting>(job: &Job) -> Result<()> {
             scope.spawn(|| -> Result<()> {
                 let mut subscriber = M::subscriber(job, Policy::Lag)?;
                 // Its end is that of the publisher.
-                while subscriber.receive().is_ok() {}
+                while subscriber.receive().is_ok() {
+                    if job.delay_us > 0 {
+                        std::thread::sleep(Duration::from_micros(job.delay_us));
+                    }
+                }
                 Ok(())
             });
         }

@@ -34,6 +34,10 @@ pub struct Broadcast {
     #[arg(long, value_name = "K", default_value_t = 0)]
     lagging: u32,
 
+    /// Each of those sleeps so many microseconds after each message; at 0 it receives as fast as it can
+    #[arg(long, value_name = "US", default_value_t = 0, requires = "lagging")]
+    lag_delay: u64,
+
     /// So many messages are due in a second: how late each receiver has them, from the due time on
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
@@ -57,7 +61,7 @@ impl Options for Broadcast {
     const NAME: &str = "broadcast";
 
     fn plan(&self, common: &Common) -> Result<Plan> {
-        let Broadcast { receivers, lagging, rate, .. } = *self;
+        let Broadcast { receivers, lagging, lag_delay, rate } = *self;
         ensure!(
             receivers > 0 && u64::from(receivers) + u64::from(lagging) <= 64,
             "found --receivers {receivers} --lagging {lagging}, wanted 1 to 64 together, one that is not passed"
@@ -77,11 +81,17 @@ impl Options for Broadcast {
         })?;
         (plan.job.receivers, plan.job.idle, plan.job.calls.rate) = (receivers, lagging, rate);
         plan.job.messages_each = receivers;
+        plan.job.delay_us = lag_delay;
         if receivers + lagging > 1 && plan.placement == Some(Placement::Apart) {
             plan.placement = Some(Placement::Free);
         }
         Ok(Plan {
-            own: vec![("receivers", receivers.into()), ("lagging", lagging.into()), ("rate", rate.into())],
+            own: vec![
+                ("receivers", receivers.into()),
+                ("lagging", lagging.into()),
+                ("lag_delay_us", lag_delay.into()),
+                ("rate", rate.into()),
+            ],
             figure: Some(if rate.is_some() { "p50_ns" } else { "messages_per_second" }),
             columns: vec![if rate.is_some() { LATENCY } else { RATES }],
             passes: if rate.is_some() { Passes::Timed } else { Passes::Warmed },
