@@ -92,6 +92,19 @@ impl Data {
         let _ = lines;
     }
 
+    /// Prefetches the cache line at `offset` for reading. A hint, as above.
+    #[inline(always)]
+    pub(crate) fn prefetch_to_read(&self, offset: u64) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: the processor ignores a prefetch of an invalid address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.as_ptr().wrapping_add(offset as usize).cast()) };
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = offset;
+    }
+
     /// Copies `source` into the lane.
     #[inline(always)]
     pub(crate) fn copy_in(&self, offset: u64, source: &[u8]) {
@@ -172,6 +185,8 @@ impl Data {
     }
 
     pub(crate) fn prefetch_to_write(&self, _lines: core::ops::Range<u64>) {}
+
+    pub(crate) fn prefetch_to_read(&self, _offset: u64) {}
 
     /// Copies `source` into the words, so loom detects a race with a reader.
     pub(crate) fn copy_in(&self, offset: u64, source: &[u8]) {

@@ -6,7 +6,7 @@ use super::table::CursorTable;
 use crate::consumer::{Record, record_at};
 use crate::edges::{CLOSE, LAST, PUBLISH, RELEASE, failpoint};
 use crate::error::LaneError;
-use crate::layout::{LastRing, Position, State, record_bytes, seq_after};
+use crate::layout::{LastRing, Position, State, WINDOW, record_bytes, seq_after};
 use crate::memory::{Data, field};
 use crate::sleep::{PeerState, Sleeper, Wake, Waker};
 use alloc::vec::Vec;
@@ -18,6 +18,16 @@ use core::sync::atomic::Ordering::Relaxed;
 fn skip_max(capacity: u64) -> u64 {
     capacity / 256 / 8 + 1
 }
+
+/// A consumer is behind that has received so many bytes since it last found no message. Otherwise it may read directly
+/// after the producer, and a prefetch would take a line that the producer is about to write.
+const BEHIND: u64 = WINDOW;
+/// A consumer that is behind prefetches the header so many records ahead, if they are as long as the last one. It
+/// learns where a record is from the header before it, so otherwise it waits for each in turn
+/// (docs/decisions/0050-prefetch-headers.md).
+const PREFETCH_RECORDS: u64 = 4;
+/// Larger messages gain nothing by that.
+const PREFETCH_BYTES_MAX: u64 = 1024;
 
 /// What [`BroadcastConsumer::copy`] has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +58,8 @@ pub struct BroadcastConsumer {
     pub(super) waker: Waker,
     pub(super) messages: u64,
     pub(super) bytes: u64,
+    /// `bytes` when it last found no message at the cursor.
+    pub(super) caught_up: u64,
     pub(super) missed: u64,
     /// By path: the table that its page is in.
     pub(super) table: Option<NonNull<CursorTable>>,
@@ -129,6 +141,7 @@ impl BroadcastConsumer {
             },
             messages: 0,
             bytes: 0,
+            caught_up: 0,
             missed: 0,
             table: None,
         })
@@ -194,6 +207,7 @@ impl BroadcastConsumer {
     #[inline(never)]
     fn peek_slow(&mut self) -> Result<Option<Record>, LaneError> {
         self.store_counters();
+        self.caught_up = self.bytes;
         if let Some(table) = self.table {
             // A producer that counts this consumer holds for it. One that has refused its files, or its cursor, does
             // not.
@@ -238,6 +252,9 @@ impl BroadcastConsumer {
         self.advance(record);
         self.messages += 1;
         self.bytes += record.bytes;
+        if self.bytes > self.caught_up + BEHIND && record.bytes <= PREFETCH_BYTES_MAX {
+            self.data.prefetch_to_read(self.cursor + PREFETCH_RECORDS * record_bytes(record.bytes));
+        }
     }
 
     /// Stores the statistics in the page. On the fast path they would cost stores per message.
