@@ -299,7 +299,7 @@ pub struct Job {
     pub work_steps: [u64; 2],
     /// Processes that send in a fan-in, or call
     pub senders: u32,
-    /// Connected senders of a fan-in that send nothing; subscribers of a broadcast that lag
+    /// Connected senders of a fan-in that send nothing; subscribers of a broadcast that may be passed
     pub idle: u32,
     /// Processes that receive each message of a broadcast
     pub receivers: u32,

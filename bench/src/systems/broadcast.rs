@@ -1,6 +1,9 @@
 //! One sender of many receivers: pelton's publisher, and a pelton sender for each receiver.
 
-use std::{marker::PhantomData, time::Duration};
+use std::{
+    marker::PhantomData,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, ensure};
 use pelton::{Policy, Publisher, Subscriber};
@@ -61,8 +64,14 @@ fn lag<M: Meeting>(job: &Job) -> Result<()> {
             scope.spawn(|| -> Result<()> {
                 let mut subscriber = M::subscriber(job, Policy::Lag)?;
                 // Its end is that of the publisher.
-                while subscriber.receive().is_ok() {
-                    if job.delay_us > 0 {
+                let mut passed_at = Instant::now();
+                while let Ok(message) = subscriber.receive() {
+                    if message.missed() > 0 {
+                        passed_at = Instant::now();
+                    }
+                    drop(message);
+                    // What is left at the end it receives at once.
+                    if job.delay_us > 0 && passed_at.elapsed() < Duration::from_secs(1) {
                         std::thread::sleep(Duration::from_micros(job.delay_us));
                     }
                 }

@@ -86,12 +86,7 @@ impl Options for Broadcast {
             plan.placement = Some(Placement::Free);
         }
         Ok(Plan {
-            own: vec![
-                ("receivers", receivers.into()),
-                ("lagging", lagging.into()),
-                ("lag_delay_us", lag_delay.into()),
-                ("rate", rate.into()),
-            ],
+            own: vec![("receivers", receivers.into()), ("lagging", lagging.into()), ("rate", rate.into())],
             figure: Some(if rate.is_some() { "p50_ns" } else { "messages_per_second" }),
             columns: vec![if rate.is_some() { LATENCY } else { RATES }],
             passes: if rate.is_some() { Passes::Timed } else { Passes::Warmed },

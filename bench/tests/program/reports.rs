@@ -276,7 +276,7 @@ fn one_sender_of_many_receivers_is_measured_beside_copies() {
     let command =
         "broadcast --receivers 1 --lagging 2 --lag-delay 10 --count 2000 --runs 1 --systems pelton,pelton-alone";
     for system in measured(command, RATES) {
-        assert_eq!(system["parameters"]["lag_delay_us"], 10);
+        assert_eq!(system["parameters"]["delay_us"], 10);
         assert_eq!(system["runs"][0]["sides"].as_object().unwrap().len(), 2, "{system}");
     }
     let (systems, _) = report("broadcast --lagging 1 --count 100 --runs 1 --systems pelton,sock-dgram");

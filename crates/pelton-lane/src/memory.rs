@@ -92,7 +92,7 @@ impl Data {
         let _ = lines;
     }
 
-    /// Prefetches the cache line at `offset` for reading. A hint, as above.
+    /// Prefetches the cache line at `offset` for reading. A hint, as above: `offset` may lie past the end.
     #[inline(always)]
     pub(crate) fn prefetch_to_read(&self, offset: u64) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]

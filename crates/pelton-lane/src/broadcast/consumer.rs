@@ -19,15 +19,15 @@ fn skip_max(capacity: u64) -> u64 {
     capacity / 256 / 8 + 1
 }
 
-/// A consumer is behind that has received so many bytes since it last found no message. Otherwise it may read directly
-/// after the producer, and a prefetch would take a line that the producer is about to write.
+/// A consumer counts as behind once the fast path has found this many bytes without a break. One that is not behind may
+/// read directly after the producer, and a prefetch would take a line that the producer is about to write.
 const BEHIND: u64 = WINDOW;
-/// A consumer that is behind prefetches the header so many records ahead, if they are as long as the last one. It
-/// learns where a record is from the header before it, so otherwise it waits for each in turn
+/// A consumer that is behind prefetches the header this many records ahead, assuming that they are as long as the last
+/// one. A record's place is known only from the header before it, so without a prefetch it waits for each in turn
 /// (docs/decisions/0050-prefetch-headers.md).
 const PREFETCH_RECORDS: u64 = 4;
-/// Larger messages gain nothing by that.
-const PREFETCH_BYTES_MAX: u64 = 1024;
+/// After larger messages a prefetch gains nothing.
+const HEADER_PREFETCH_BYTES_MAX: u64 = 1024;
 
 /// What [`BroadcastConsumer::copy`] has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,8 +58,8 @@ pub struct BroadcastConsumer {
     pub(super) waker: Waker,
     pub(super) messages: u64,
     pub(super) bytes: u64,
-    /// `bytes` when it last found no message at the cursor.
-    pub(super) caught_up: u64,
+    /// `bytes` when the fast path last failed: no message, a lap's end, or marks before the record.
+    pub(super) fast_since: u64,
     pub(super) missed: u64,
     /// By path: the table that its page is in.
     pub(super) table: Option<NonNull<CursorTable>>,
@@ -141,7 +141,7 @@ impl BroadcastConsumer {
             },
             messages: 0,
             bytes: 0,
-            caught_up: 0,
+            fast_since: 0,
             missed: 0,
             table: None,
         })
@@ -207,7 +207,7 @@ impl BroadcastConsumer {
     #[inline(never)]
     fn peek_slow(&mut self) -> Result<Option<Record>, LaneError> {
         self.store_counters();
-        self.caught_up = self.bytes;
+        self.fast_since = self.bytes;
         if let Some(table) = self.table {
             // A producer that counts this consumer holds for it. One that has refused its files, or its cursor, does
             // not.
@@ -249,12 +249,18 @@ impl BroadcastConsumer {
     #[inline(always)]
     pub fn take(&mut self, record: &Record) {
         debug_assert_eq!(record.seq, self.seq, "a record is taken once, in order");
+        self.count(record);
+        if self.bytes > self.fast_since + BEHIND && record.bytes <= HEADER_PREFETCH_BYTES_MAX {
+            self.data.prefetch_to_read(self.cursor + PREFETCH_RECORDS * record_bytes(record.bytes));
+        }
+    }
+
+    /// Moves past a record that the caller receives.
+    #[inline(always)]
+    fn count(&mut self, record: &Record) {
         self.advance(record);
         self.messages += 1;
         self.bytes += record.bytes;
-        if self.bytes > self.caught_up + BEHIND && record.bytes <= PREFETCH_BYTES_MAX {
-            self.data.prefetch_to_read(self.cursor + PREFETCH_RECORDS * record_bytes(record.bytes));
-        }
     }
 
     /// Stores the statistics in the page. On the fast path they would cost stores per message.
@@ -310,7 +316,7 @@ impl BroadcastConsumer {
                 self.pass(&record);
                 continue;
             }
-            self.take(&record);
+            self.count(&record);
             return Ok(Some(Copied::Message));
         }
     }
