@@ -36,7 +36,7 @@ pub struct Arguments {
 }
 
 /// The hot paths.
-const PATHS: [&str; 10] = [
+const PATHS: [&str; 11] = [
     "stream --size 16 --seconds 0.2",
     "stream --size 256 --seconds 0.2",
     "stream --size 256 --wait block --seconds 0.2",
@@ -46,6 +46,7 @@ const PATHS: [&str; 10] = [
     "call --size 64 --seconds 0.2",
     "call --size 64 --in-flight 1000 --wait block --seconds 0.2",
     "fan-in --senders 8 --seconds 0.2",
+    "broadcast --receivers 2 --seconds 0.2",
     "append --threads 2 --count 1000000",
 ];
 

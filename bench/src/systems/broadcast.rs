@@ -63,14 +63,14 @@ fn lag<M: Meeting>(job: &Job) -> Result<()> {
         for _ in 0..job.idle {
             scope.spawn(|| -> Result<()> {
                 let mut subscriber = M::subscriber(job, Policy::Lag)?;
-                // Its end is that of the publisher.
                 let mut passed_at = Instant::now();
+                // The publisher's end ends it.
                 while let Ok(message) = subscriber.receive() {
                     if message.missed() > 0 {
                         passed_at = Instant::now();
                     }
                     drop(message);
-                    // What is left at the end it receives at once.
+                    // After the publisher's last message nothing passes it, and it receives the rest without sleeping.
                     if job.delay_us > 0 && passed_at.elapsed() < Duration::from_secs(1) {
                         std::thread::sleep(Duration::from_micros(job.delay_us));
                     }

@@ -26,7 +26,7 @@ const BEHIND: u64 = WINDOW;
 /// one. A record's place is known only from the header before it, so without a prefetch it waits for each in turn
 /// (docs/decisions/0050-prefetch-headers.md).
 const PREFETCH_RECORDS: u64 = 4;
-/// After larger messages a prefetch gains nothing.
+/// After larger messages a prefetch showed no gain.
 const HEADER_PREFETCH_BYTES_MAX: u64 = 1024;
 
 /// What [`BroadcastConsumer::copy`] has found.
