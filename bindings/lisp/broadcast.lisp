@@ -20,7 +20,7 @@ alone. \"path:DIR\" publishes in this directory, which keeps the lane: it create
 last message of the publisher before, with the sizes that the broadcast has.
 :HISTORY messages kept for subscribers that join later, as far as they fit into half the capacity.
 :HOLD-MAX seconds that one subscriber may hold the publisher up at one message: one that could do so for longer is
-refused, and with 0 each must lag. Not on a path, where subscribers join by themselves.
+refused, and with 0 each must lag. On a path the limit stays until the next publisher begins.
 :TIMEOUT, on a path: seconds to wait while another publisher is alive; NIL is 200 ms, which the kernel may take to end a
 process. :MODE, on a path: the permissions of a new directory, #o700.
 :WAIT, :CAPACITY, :MESSAGE-BYTES-MAX, :UIDS as of OPEN-SENDER.
@@ -28,6 +28,7 @@ process. :MODE, on a path: the permissions of a new directory, #o700.
 It admits subscribers, and notices their ends, within its own calls: one that sends does that if 10 ms have passed since
 the last time. One that sends rarely calls ADMIT when its descriptor is readable. Closing it: its subscribers receive
 what the lane has for them, then the end. Signals IN-USE-ERROR, NAME-ERROR, OPTION-ERROR; on a path ROLE-TAKEN-ERROR,
+REFUSED-ERROR for a subscription that may hold it up for longer than :HOLD-MAX, also one that no process uses,
 NOT-A-CHANNEL-ERROR, NO-SPACE-ERROR, REBOOTED-ERROR and others."
   (let ((deadline (and timeout (deadline-of timeout)))
         (hold-max-ns (and hold-max (if (zerop hold-max) +no-hold+ (seconds-to-ns hold-max)))))
@@ -37,7 +38,7 @@ NOT-A-CHANNEL-ERROR, NO-SPACE-ERROR, REBOOTED-ERROR and others."
              (opened (with-options (options publisher-options wait capacity message-bytes-max history hold-max-ns
                                             deadline-ns uids mode)
                        (opening (out %make-publisher :spins (eq wait :spin)) (%publisher-open name options out)))))
-        (unless (and (typep opened 'role-taken-error) deadline (not (past-p deadline)))
+        (unless (and (typep opened '(or role-taken-error refused-error)) deadline (not (past-p deadline)))
           (return (check opened)))
         ;; An interrupt that is pending runs here: a macro opens without interrupts.
         (with-interrupts nil)))))

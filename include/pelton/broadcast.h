@@ -76,9 +76,10 @@ typedef struct pelton_publisher_options {
     uint64_t history;            /* messages kept for subscribers that join later, as far as they fit into half the
                                     capacity and no message needs the space: 0 */
     int64_t hold_max_ns;         /* how long one subscriber may hold the publisher up at one message. One that could do
-                                    so for longer is refused. 0: no limit. PELTON_NO_HOLD: each must lag. Not by path */
-    int64_t deadline_ns;         /* path: opening waits until then while another publisher is alive, with a time that
-                                    has passed not at all. 0: for 200 ms, which the kernel may take to end a process */
+                                    so for longer is refused. 0: no limit. PELTON_NO_HOLD: each must lag. By path the
+                                    limit stays until the next publisher begins */
+    int64_t deadline_ns;         /* path: opening waits until then while another publisher is alive, or a subscriber is
+                                    beyond hold_max_ns, with a time that has passed not at all. 0: for 200 ms, which the kernel may take to end a process */
     const uint32_t *uids;        /* users that may subscribe, besides this process's own, */
     uint32_t uid_count;          /* and their number */
     uint32_t mode;               /* path: permission bits of a created directory, 0700. One that exists, and has more
@@ -93,6 +94,7 @@ typedef struct pelton_publisher_options {
  * predecessor, with the sizes that the broadcast was created with. Without a subscriber, later messages overwrite
  * earlier ones, except the last ones by the option history.
  * Errors: PELTON_NAME, PELTON_OPTION. By name: PELTON_IN_USE. By path: PELTON_ROLE_TAKEN: another publisher is alive.
+ * PELTON_REFUSED: a subscription, also one that no process uses, may hold it up for longer than hold_max_ns.
  * PELTON_NOT_A_CHANNEL, PELTON_NO_SPACE, PELTON_CORRUPT. PELTON_REBOOTED: remove the directory. */
 PELTON_MUST_USE int pelton_publisher_open(const char *name, const pelton_publisher_options *options,
                                           pelton_publisher **out);
@@ -217,7 +219,8 @@ typedef struct pelton_subscriber_options {
  * seconds to be admitted. Errors: as pelton_sender_open. PELTON_REFUSED: also if the publisher has 64 subscribers, or
  * takes none that could hold it up for so long. "path:DIR" subscribes in that directory, with or without a publisher,
  * and does not wait for one. Errors there: PELTON_NO_CHANNEL. PELTON_ROLE_TAKEN: another process uses the durable name.
- * PELTON_REFUSED: there are 64 subscribers and durable subscriptions; or the durable one gates now, and could be passed
+ * PELTON_REFUSED: there are 64 subscribers and durable subscriptions; or the publisher, also the last one that there
+ * was, takes none that could hold it up for so long; or the durable one gates now, and could be passed
  * before: remove it to begin anew. PELTON_CORRUPT, PELTON_NOT_A_CHANNEL, PELTON_NO_SPACE, PELTON_REBOOTED. */
 PELTON_MUST_USE int pelton_subscriber_open(const char *name, const pelton_subscriber_options *options,
                                            pelton_subscriber **out);

@@ -353,8 +353,6 @@ static void what_options_contradict_is_refused(void) {
     options.uids = &user;
     options.uid_count = 1;
     FAILS(pelton_publisher_open(NULL, &options, &publisher), PELTON_OPTION, "uids is set, but a publisher without a name");
-    options.hold_max_ns = PELTON_NO_HOLD;
-    FAILS(pelton_publisher_open("path:/nowhere/at/all", &options, &publisher), PELTON_OPTION, "hold_max_ns is set");
     options.deadline_ns = PELTON_FOREVER;
     FAILS(pelton_publisher_open("x", &options, &publisher), PELTON_OPTION, "deadline_ns is set");
     options.deadline_ns = 0;
@@ -465,6 +463,26 @@ static void a_durable_subscription_keeps_its_place_over_a_kill(void) {
     subscriber = durable(name, "log", PELTON_GATE);
     CHECK(!continues(subscriber));
     OK(pelton_close(subscriber));
+    OK(pelton_close(publisher));
+    remove_broadcast(name);
+}
+
+static void a_limit_in_a_directory_stays_until_the_next_publisher(void) {
+    pelton_publisher_options options = PELTON_PUBLISHER_OPTIONS_INIT;
+    pelton_publisher *publisher;
+    pelton_subscriber *subscriber;
+    char name[128];
+    options.hold_max_ns = PELTON_NO_HOLD;
+    OK(pelton_publisher_open(place(name, "path:%s/limited"), &options, &publisher));
+    FAILS(pelton_subscriber_open(name, NULL, &subscriber), PELTON_REFUSED, "hold_max");
+    OK(pelton_close(durable(name, "log", PELTON_LAG)));
+    OK(pelton_close(publisher));
+    FAILS(pelton_subscriber_open(name, NULL, &subscriber), PELTON_REFUSED, "hold_max");
+    OK(pelton_close(published(name)));
+    OK(pelton_close(durable(name, "audit", PELTON_GATE)));
+    FAILS(pelton_publisher_open(name, &options, &publisher), PELTON_REFUSED, "--durable audit");
+    OK(pelton_subscription_remove(name, "audit"));
+    OK(pelton_publisher_open(name, &options, &publisher));
     OK(pelton_close(publisher));
     remove_broadcast(name);
 }
@@ -585,6 +603,7 @@ int main(void) {
         TEST(a_resume_in_steps_joins_a_publisher_that_seldom_calls),
         TEST(a_killed_subscriber_holds_nothing_up),
         TEST(a_durable_subscription_keeps_its_place_over_a_kill),
+        TEST(a_limit_in_a_directory_stays_until_the_next_publisher),
         TEST(a_directory_s_publisher_has_a_successor),
         TEST(what_options_contradict_is_refused),
         TEST(a_received_message_is_released_once),

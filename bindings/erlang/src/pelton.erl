@@ -108,10 +108,10 @@ open_until(Kind, Name, Numbers, Deadline) ->
     Ref = make_ref(),
     case pelton_nif:endpoint_open(number(Kind), Name, Numbers, Ref) of
         pending -> receive {pelton, Ref, Result} -> Result end;
-        %% No thread waits for the end of another publisher.
-        {error, {role_taken, _}} = Taken when Kind =:= publisher ->
+        %% No thread waits for the end of another publisher, or of a subscriber beyond its limit.
+        {error, {Reason, _}} = Error when Kind =:= publisher, Reason =:= role_taken orelse Reason =:= refused ->
             case left(Deadline) of
-                0 -> Taken;
+                0 -> Error;
                 _ -> receive after 10 -> open_until(Kind, Name, Numbers, Deadline) end
             end;
         Immediate -> Immediate
@@ -132,7 +132,7 @@ applies(capacity, _, _) -> true;
 applies(message_bytes_max, Kind, IsPath) -> Kind =/= subscriber orelse not IsPath;
 applies(memory_bytes_max, Kind, _) -> Kind =/= sender andalso Kind =/= publisher andalso Kind =/= subscriber;
 applies(history, Kind, _) -> Kind =:= publisher;
-applies(hold_max, Kind, IsPath) -> Kind =:= publisher andalso not IsPath;
+applies(hold_max, Kind, _) -> Kind =:= publisher;
 applies(durable, Kind, IsPath) -> Kind =:= subscriber andalso IsPath;
 applies(mode, Kind, IsPath) -> IsPath andalso (Kind =:= publisher orelse Kind =:= subscriber);
 applies(Key, Kind, _) when Key =:= policy; Key =:= lag_after; Key =:= slack; Key =:= start_from ->

@@ -17,6 +17,8 @@ tests() ->
      {a_wait_for_subscribers_ends_beside_a_send_that_waits, fun a_wait_for_subscribers_ends_beside_a_send_that_waits/1},
      {a_dying_owner_s_messages_go_to_the_next_process, fun a_dying_owner_s_messages_go_to_the_next_process/1},
      {an_option_that_does_not_apply_is_an_exception, fun an_option_that_does_not_apply_is_an_exception/1},
+     {a_limit_in_a_directory_stays_until_the_next_publisher,
+      fun a_limit_in_a_directory_stays_until_the_next_publisher/1},
      {a_durable_subscription_continues_after_a_kill, fun a_durable_subscription_continues_after_a_kill/1},
      {a_publisher_in_a_directory_has_a_successor, fun a_publisher_in_a_directory_has_a_successor/1}].
 
@@ -227,7 +229,7 @@ an_option_that_does_not_apply_is_an_exception(Path) ->
     [?assertError({bad_option, Option}, pelton:open(subscriber, name(Path), [Option]))
      || Option <- [{history, 1}, {policy, gates}, {durable, "audit"}, {start_from, later}, {messages, hold}]],
     [?assertError({bad_option, Option}, pelton:open(publisher, directory(Path), [Option]))
-     || Option <- [{hold_max, 0}, {mode, 1 bsl 32}]],
+     || Option <- [{hold_max, -1}, {mode, 1 bsl 32}]],
     ?assertError({bad_option, _}, pelton:open(sender, directory(Path), [{create, true}, {lanes, 1 bsl 32}])),
     Publisher = publisher(name(Path), [{hold_max, 0}]),
     ?assertMatch({error, {refused, _}}, pelton:open(subscriber, name(Path), [{timeout, ?LIMIT}])),
@@ -237,6 +239,17 @@ an_option_that_does_not_apply_is_an_exception(Path) ->
     ?assertEqual({error, refused}, pelton:resume(Subscriber, 0)),
     ?assertMatch({error, {name, _}}, pelton:remove_subscription(name(Path), "audit")),
     [ok = pelton:close(End) || End <- [Publisher, Subscriber]].
+
+a_limit_in_a_directory_stays_until_the_next_publisher(Path) ->
+    Name = directory(Path),
+    ok = pelton:close(publisher(Name, [{hold_max, 10}])),
+    ?assertMatch({error, {refused, _}}, pelton:open(subscriber, Name, [])),
+    {ok, Lags} = pelton:open(subscriber, Name, [{lag_after, 10}]),
+    ok = pelton:close(publisher(Name, [])),
+    {ok, Gates} = pelton:open(subscriber, Name, []),
+    ?assertMatch({error, {refused, _}}, pelton:open(publisher, Name, [{hold_max, 10}])),
+    [ok = pelton:close(End) || End <- [Lags, Gates]],
+    ok = pelton:close(publisher(Name, [{hold_max, 10}])).
 
 %% The command is killed, and this node continues its subscription.
 a_durable_subscription_continues_after_a_kill(Path) ->

@@ -80,6 +80,17 @@
   (signals pelton:name-error (pelton:remove-subscription "prices" "audit"))
   (signals pelton:no-listener-error (pelton:open-subscriber (format nil "unix:~a" (in-directory "nobody")))))
 
+(deftest a-limit-in-a-directory-stays-until-the-next-publisher
+  (let ((name (format nil "path:~a" (in-directory "limited"))))
+    (pelton:with-publisher (publisher name :capacity 65536 :hold-max 0)
+      (signals pelton:refused-error (pelton:open-subscriber name))
+      (pelton:with-subscriber (subscriber name :policy :lag)))
+    (signals pelton:refused-error (pelton:open-subscriber name))
+    (pelton:with-publisher (publisher name))
+    (pelton:with-subscriber (subscriber name)
+      (signals pelton:refused-error (pelton:open-publisher name :hold-max 0 :timeout 0.1)))
+    (pelton:with-publisher (publisher name :hold-max 0 :timeout *limit*))))
+
 (deftest a-durable-subscription-keeps-its-place-and-the-publisher-has-a-successor
   (let ((name (format nil "path:~a" (in-directory "trades"))))
     (signals pelton:no-channel-error (pelton:open-subscriber name :durable "audit"))

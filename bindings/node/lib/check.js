@@ -17,7 +17,7 @@ const TAKEN = {
   open: ['timeout', 'signal', 'allowUids', 'mode', 'spin', 'create'],
   create: [...CONNECT, 'mode', 'lanes', 'traced', 'create'],
   publish: [...LISTEN, 'history', 'holdMax'],
-  publishPath: [...CONNECT, 'history', 'mode'],
+  publishPath: [...CONNECT, 'history', 'holdMax', 'mode'],
   subscribe: [...CONNECT, ...SUBSCRIBE],
   subscribePath: ['timeout', 'signal', 'allowUids', 'mode', 'spin', 'durable', ...SUBSCRIBE],
   client: [...CONNECT, 'callBytesMax', 'memoryBytesMax'],

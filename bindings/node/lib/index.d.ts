@@ -260,6 +260,11 @@ export interface SubscribeOptions extends ConnectOptions {
 export interface PublishPathOptions extends ConnectOptions {
   /** As of `publish`. */
   history?: number | undefined;
+  /**
+   * As of `publish`. The limit stays until the next publisher begins, and refuses also while there is none. A publisher
+   * that has a subscriber beyond its own, also a durable one that no process uses, is refused.
+   */
+  holdMax?: number | undefined;
   mode?: number | undefined;
 }
 

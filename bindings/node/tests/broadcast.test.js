@@ -176,6 +176,18 @@ const AUDIT = `
   console.log('received');
   setInterval(() => {}, 1000);`;
 
+test('a_limit_in_a_directory_stays_until_the_next_publisher', options, async () => {
+  const at = place();
+  (await Publisher.openPath(at, { capacity: 64 << 10, holdMax: 10 })).close();
+  await assert.rejects(Subscriber.openPath(at), coded('refused'));
+  (await Subscriber.openPath(at, { lagAfter: 10 })).close();
+  (await Publisher.openPath(at)).close();
+  const subscriber = await Subscriber.openPath(at);
+  await assert.rejects(Publisher.openPath(at, { holdMax: 0 }), coded('refused'));
+  subscriber.close();
+  (await Publisher.openPath(at, { holdMax: 0 })).close();
+});
+
 test('a_durable_subscription_continues_after_a_kill', options, async () => {
   const at = place();
   const durable = { durable: 'audit' };

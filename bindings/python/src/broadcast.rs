@@ -121,15 +121,17 @@ impl Publisher {
     /// Publishes in a directory, which keeps the lane: creates the broadcast, or continues as its publisher.
     ///
     /// Subscribers join by `Subscriber.open_path`, also while there is no publisher; a durable one keeps its place.
-    /// An existing broadcast keeps its sizes. `history` as of `publish`. `mode` is the permission bits of a new
-    /// directory, 0o700; one that exists may not have more. `timeout` is how long to wait while another publisher is
-    /// alive; 0, the default, is 200 ms, which the kernel may take to end a process. Raises `RoleTaken`, `NotAChannel`,
-    /// `NoSpace`, `Corrupt`, `BadOption`; `Rebooted`: remove the directory.
+    /// An existing broadcast keeps its sizes. `history` and `hold_max` as of `publish`; the limit stays until the next
+    /// publisher begins. `mode` is the permission bits of a new directory, 0o700; one that exists may not have more.
+    /// `timeout` is how long to wait while another publisher is alive, or a subscriber is beyond `hold_max`; 0, the
+    /// default, is 200 ms, which the kernel may take to end a process. Raises `RoleTaken`, `NotAChannel`, `NoSpace`,
+    /// `Corrupt`, `BadOption`; `Refused` if a subscription may hold it up for longer than `hold_max`, also one that no
+    /// process uses; `Rebooted`: remove the directory.
     #[classmethod]
     #[pyo3(
         signature = (directory, **given),
         text_signature = "($cls, directory, *, timeout=0.0, capacity=None, message_bytes_max=None, history=None, \
-            mode=None, allow_uids=None, spin=False)"
+            hold_max=None, mode=None, allow_uids=None, spin=False)"
     )]
     fn open_path(
         cls: &Bound<'_, PyType>,
@@ -145,7 +147,7 @@ impl Publisher {
     #[pyo3(
         signature = (directory, **given),
         text_signature = "($cls, directory, *, timeout=0.0, capacity=None, message_bytes_max=None, history=None, \
-            mode=None, allow_uids=None, spin=False)"
+            hold_max=None, mode=None, allow_uids=None, spin=False)"
     )]
     fn start_open_path(
         cls: &Bound<'_, PyType>,

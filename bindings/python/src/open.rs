@@ -29,7 +29,7 @@ pub const PUBLISH: &[&str] = &["capacity", "message_bytes_max", "history", "hold
 pub const SUBSCRIBE: &[&str] =
     &["timeout", "policy", "lag_after", "slack", "start_from", "capacity", "message_bytes_max", "allow_uids", "spin"];
 pub const PUBLISH_PATH: &[&str] =
-    &["timeout", "capacity", "message_bytes_max", "history", "mode", "allow_uids", "spin"];
+    &["timeout", "capacity", "message_bytes_max", "history", "hold_max", "mode", "allow_uids", "spin"];
 pub const SUBSCRIBE_PATH: &[&str] =
     &["timeout", "durable", "policy", "lag_after", "slack", "start_from", "mode", "allow_uids", "spin"];
 pub const SUBSCRIBE_THREAD: &[&str] = &["policy", "lag_after", "slack", "start_from", "spin"];

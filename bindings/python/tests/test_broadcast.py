@@ -340,6 +340,22 @@ sys.stdin.read()
 """
 
 
+def test_a_limit_in_a_directory_stays_until_the_next_publisher(tmp_path: Path) -> None:
+    directory = tmp_path / "trades"
+    with pelton.Publisher.open_path(directory, capacity=1 << 16, hold_max=0.01):
+        with pytest.raises(pelton.Refused, match="hold_max"):
+            pelton.Subscriber.open_path(directory)
+        pelton.Subscriber.open_path(directory, lag_after=0.01).close()
+    with pytest.raises(pelton.Refused, match="hold_max"):
+        pelton.Subscriber.open_path(directory)
+    pelton.Publisher.open_path(directory).close()
+    with (
+        pelton.Subscriber.open_path(directory),
+        pytest.raises(pelton.Refused, match="may hold the publisher up for longer than 0ns"),
+    ):
+        pelton.Publisher.open_path(directory, hold_max=0)
+
+
 def test_a_durable_subscription_continues_after_a_kill(tmp_path: Path, start: Start) -> None:
     directory = tmp_path / "trades"
     with pytest.raises(pelton.NoChannel):

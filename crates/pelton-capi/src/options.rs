@@ -35,7 +35,6 @@ const SENDER_ONLY: &str = "it limits a sender";
 const SENDER_DECIDES: &str = "its sender decides that";
 const RECEIVER_ONLY: &str = "it limits what a peer can make a receiver use";
 const NO_WAIT: &str = "it does not wait";
-const JOIN_BY_THEMSELVES: &str = "subscribers join there without the publisher";
 const CREATOR_DECIDES: &str = "the publisher that created the broadcast has decided it";
 const NO_PEER: &str = "its endpoints belong to this process";
 
@@ -100,8 +99,7 @@ pub const PUBLISHING_THREAD: Maker = Maker {
 };
 pub const PUBLISHER_BY_NAME: Maker =
     Maker { name: "a publisher under a name", unused: &[("deadline_ns", NO_WAIT), ("mode", PATH_ONLY)] };
-pub const CREATED_PUBLISHER: Maker =
-    Maker { name: "a publisher in a directory", unused: &[("hold_max_ns", JOIN_BY_THEMSELVES)] };
+pub const CREATED_PUBLISHER: Maker = Maker { name: "a publisher in a directory", unused: &[] };
 pub const SUBSCRIBER: Maker =
     Maker { name: "a subscriber that connects", unused: &[("durable", PATH_ONLY), ("mode", PATH_ONLY)] };
 const OPENED_SUBSCRIBER: Maker =

@@ -325,6 +325,7 @@ impl From<LaneError> for Error {
         match error {
             LaneError::TooLarge { bytes, bytes_max } => Error::TooLarge { bytes, bytes_max },
             LaneError::Closed => Error::Closed { unreleased: 0 },
+            LaneError::HoldTooLong { .. } => Error::Refused(error.to_string()),
             other => Error::Corrupt(other.to_string()),
         }
     }

@@ -33,8 +33,7 @@ use std::time::Instant;
 /// | [`policy`](Options::policy), [`lag_after`](Options::lag_after) | subscribers |
 /// | [`slack`](Options::slack), [`start_from`](Options::start_from) | subscribers |
 /// | [`durable`](Options::durable) | `open_subscriber` |
-/// | [`history`](Options::history) | publishers |
-/// | [`hold_max`](Options::hold_max) | `publisher`, `publish_at` |
+/// | [`history`](Options::history), [`hold_max`](Options::hold_max) | publishers |
 /// | [`flush_bytes`](Options::flush_bytes), [`flush_interval`](Options::flush_interval) | flushes, appenders |
 ///
 /// A sender creates its lane; each side limits the capacity and the messages, and the lower limit applies. The creator
@@ -378,12 +377,13 @@ impl<M> Options<M> {
     /// How long one subscriber may hold the publisher up at one message. Several that do so in turn hold it up for
     /// the sum of their times. A subscriber that could do so for longer is refused: with a limit, [`Policy::Gate`]
     /// needs an [`Options::lag_after`] of at most that, and with zero each subscriber must lag. By default there is
-    /// no limit.
+    /// no limit. In a directory the limit of the last publisher also refuses while there is none, and a publisher does
+    /// not begin while it has a subscriber beyond its own.
     pub fn hold_max(mut self, time: Duration) -> Options<M>
     where
         M: Accepts<setting::HoldMax>,
     {
-        self.settings.hold_max = time;
+        self.settings.hold_max_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self
     }
 }
@@ -530,5 +530,5 @@ accepts! {
     StartFrom: Subscribe OpenSubscriber;
     Durable: OpenSubscriber;
     History: Publish PublishAt CreatePublisher;
-    HoldMax: Publish PublishAt;
+    HoldMax: Publish PublishAt CreatePublisher;
 }

@@ -13,7 +13,7 @@ use crate::publisher::{Publisher, PublisherParts, Subscription};
 use crate::settings::Settings;
 use crate::subscriber::{Subscriber, SubscriberMemory, SubscriberParts, broadcast_memory};
 use crate::transport::{Found, PathTransport, PeerRole};
-use pelton_lane::{BroadcastConsumer, BroadcastProducer, CursorTable, JoinByPath, failpoint};
+use pelton_lane::{BroadcastConsumer, BroadcastProducer, CursorTable, JoinByPath, LaneError, failpoint};
 use pelton_os::membarrier;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,8 @@ impl Options<maker::CreatePublisher> {
     /// subscriber: without one, later messages overwrite earlier ones, but [`Options::history`] keeps the last ones.
     ///
     /// Waits while another publisher is alive: until [`Options::connect_deadline`], and without one for 200 ms, because
-    /// a killed process keeps its role until the kernel has ended it.
+    /// a killed process keeps its role until the kernel has ended it. So it waits while a subscriber may hold it up for
+    /// longer than [`Options::hold_max`].
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {
@@ -43,8 +44,9 @@ impl Options<maker::CreatePublisher> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::RoleTaken`] when another publisher is alive after that wait; [`Error::NotAChannel`] if something else
-    /// exists at the path, or a check fails; [`Error::NoSpace`]; [`Error::Rebooted`]: remove the broadcast, which
+    /// [`Error::RoleTaken`] when another publisher is alive after that wait; [`Error::Refused`] if a subscriber, or a
+    /// durable subscription, may hold it up for longer than [`Options::hold_max`]; [`Error::NotAChannel`] if something
+    /// else exists at the path, or a check fails; [`Error::NoSpace`]; [`Error::Rebooted`]: remove the broadcast, which
     /// cannot be recovered; [`Error::Corrupt`]; [`Error::Option`], [`Error::System`].
     pub fn create_publisher(&self, directory: impl AsRef<Path>) -> Result<Publisher> {
         in_call(create_publisher(directory.as_ref().to_owned(), self.settings().clone(), Waiter::Thread))
@@ -67,7 +69,8 @@ impl Options<maker::OpenSubscriber> {
     ///
     /// # Errors
     /// [`Error::NoChannel`]; [`Error::RoleTaken`] if another process uses the name of [`Options::durable`];
-    /// [`Error::Refused`] if the broadcast has 64 subscribers; [`Error::Corrupt`]; [`Error::Option`];
+    /// [`Error::Refused`] if the broadcast has 64 subscribers, or its publisher, also the last one before now, takes
+    /// none that may hold it up for so long ([`Options::hold_max`]); [`Error::Corrupt`]; [`Error::Option`];
     /// [`Error::NotAChannel`], [`Error::NoSpace`], [`Error::Rebooted`], [`Error::System`].
     pub fn open_subscriber(&self, directory: impl AsRef<Path>) -> Result<Subscriber> {
         in_call(open_subscriber(directory.as_ref().to_owned(), self.settings().clone(), Waiter::Thread))
@@ -94,6 +97,8 @@ async fn create_publisher(path: PathBuf, options: Settings, waiter: Waiter) -> R
     failpoint("publisher: claimed");
     let PublisherRole { lock, page, data, table, doorbell, liveness } = role;
     let [page, data, table] = [page, data, table].map(Arc::new);
+    directory.limit_holds_until(&table, options.hold_max_ns, deadline, &waiter).await?;
+    failpoint("publisher: limited");
     let doorbells = Doorbells::with(doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
     let memory = broadcast_memory(&page, &data);
     // SAFETY: the segments have the sizes in the page, which the directory has checked; the publisher keeps them until
@@ -212,7 +217,8 @@ async fn open_subscriber(path: PathBuf, options: Settings, waiter: Waiter) -> Re
     let opened = || Directory::open_broadcast(&path, &access);
     let directory = Arc::new(directory_or_wait(&path, deadline, &waiter, opened).await?);
     check_size(&directory, &options)?;
-    let role = directory.claim_subscriber_until(options.durable.as_deref(), deadline, &waiter).await?;
+    let role =
+        directory.claim_subscriber_until(options.durable.as_deref(), options.lane_policy(), deadline, &waiter).await?;
     failpoint("subscriber: claimed");
     let SubscriberRole { slot, lock, page, data, table, doorbell, publisher_doorbell, liveness } = role;
     let [page, data, table] = [page, data, table].map(Arc::new);
@@ -242,7 +248,15 @@ async fn open_subscriber(path: PathBuf, options: Settings, waiter: Waiter) -> Re
     // SAFETY: the segments have the sizes in the page, which the directory has checked; `SubscriberParts` drops them
     // after the lane and the sleeper. This process has the lock of the slot until then.
     let lane = unsafe { BroadcastConsumer::join_by_path(memory, table.base().cast(), joining, limit, can_barrier) };
-    let lane = lane.map_err(corrupt)?;
+    let lane = match lane {
+        // A publisher has begun meanwhile, and may have counted this side.
+        Err(refused @ LaneError::HoldTooLong { .. }) => {
+            publisher_doorbell.ring();
+            directory.forget_durable(table_of(&table), slot)?;
+            return Err(refused.into());
+        }
+        joined => joined.map_err(corrupt)?,
+    };
     failpoint("subscriber: joined");
     // SAFETY: as above.
     let sleeper = unsafe { lane.sleeper(can_barrier) };

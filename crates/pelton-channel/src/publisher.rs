@@ -213,12 +213,11 @@ impl Publisher {
         lane.set_history(options.history);
         let window = Window::of(options, lane.capacity(), lane.sent_bytes());
         lane.set_window(window.bytes());
-        let hold_max = options.hold_max;
         Ok(Publisher {
             lane,
             endpoint: Endpoint::new(doorbells.clone(), options.wait, None)?,
             subscriptions: [const { None }; CURSORS_MAX],
-            side: PublisherSide { page, data, message_bytes_max, doorbells, hold_max },
+            side: PublisherSide { page, data, message_bytes_max, doorbells, hold_max_ns: options.hold_max_ns },
             acceptor: None,
             window,
             paused_at: 0,
@@ -280,12 +279,7 @@ impl Publisher {
         }
         let (options, can_barrier) = (options.settings(), membarrier::register());
         let policy = options.lane_policy();
-        if policy.holds_ns() > u64::try_from(self.side.hold_max.as_nanos()).unwrap_or(u64::MAX) {
-            return Err(Error::Refused(format!(
-                "the subscriber may hold the publisher up longer than {:?}: subscribe by lag or latest, or by gate with lag_after, or raise the publisher's hold_max",
-                self.side.hold_max
-            )));
-        }
+        policy.check_hold(self.side.hold_max_ns)?;
         let PublisherSide { page, data, .. } = self.side.clone();
         let cursor = Arc::new(make_cursor_page(policy, &data, "").map_err(Error::system("making a cursor"))?);
         let doorbells = Doorbells::new()?;
@@ -1068,9 +1062,10 @@ mod tests {
         let path = root.path().join("b");
         let mut publisher = Options::new().capacity(1 << 16).create_publisher(&path).unwrap();
         let directory = Directory::open_broadcast(&path, &Access { uids: Vec::new(), mode: 0o700 }).unwrap().unwrap();
-        let claimed = directory.claim_subscriber_until(None, None, &crate::opening::Waiter::Thread);
+        let policy = pelton_lane::Policy::Gate;
+        let claimed = directory.claim_subscriber_until(None, policy, None, &crate::opening::Waiter::Thread);
         let role = crate::opening::in_call(claimed).unwrap();
-        let (from, policy) = (StartFrom::Now, pelton_lane::Policy::Gate);
+        let from = StartFrom::Now;
         let joining = pelton_lane::JoinByPath { slot: role.slot, policy, from, continues: false, pid: 1 };
         let (page, data) = (Arc::new(role.page), Arc::new(role.data));
         let (memory, table) = (broadcast_memory(&page, &data), role.table.base().cast());

@@ -97,8 +97,8 @@ pub struct Settings {
     pub durable: Option<String>,
     /// Of a publisher: the messages kept for later subscribers.
     pub history: u64,
-    /// Of a publisher: how long one subscriber may hold it up.
-    pub hold_max: Duration,
+    /// Of a publisher: how long one subscriber may hold it up; `u64::MAX`: without a limit.
+    pub hold_max_ns: u64,
 }
 
 impl Default for Settings {
@@ -114,7 +114,7 @@ impl Default for Settings {
             start_from: StartFrom::Now,
             durable: None,
             history: 0,
-            hold_max: Duration::MAX,
+            hold_max_ns: u64::MAX,
             message_bytes_max: None,
             traced: false,
             memory: None,

@@ -196,16 +196,12 @@ impl ChannelArgs {
     }
 
     /// As [`ChannelArgs::transport`], for a broadcast, which `--lanes` does not fit either.
-    pub fn broadcast_transport(
-        &self,
-        connect_options: &[OptionUse],
-        path_options: &[OptionUse],
-    ) -> Result<Transport, Failure> {
+    pub fn broadcast_transport(&self, path_options: &[OptionUse]) -> Result<Transport, Failure> {
         if self.lanes.is_some() {
             let text = "--lanes does not apply to a broadcast, which has one publisher: leave it out";
             return Err(Failure::Input(text.to_string()));
         }
-        self.transport(connect_options, path_options)
+        self.transport(&[], path_options)
     }
 
     /// The options for the library.

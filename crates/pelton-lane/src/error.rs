@@ -1,5 +1,7 @@
 //! The errors of a lane.
 
+use core::time::Duration;
+
 /// Why a lane refuses an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -28,6 +30,13 @@ pub enum LaneError {
         /// Counted from the start of the data.
         bytes: u64,
     },
+    /// The producer admits no consumer that may hold it up for so long. Join by another policy.
+    HoldTooLong {
+        /// As [`crate::Policy::holds_ns`].
+        holds_ns: u64,
+        /// The longest time that the producer admits.
+        hold_max_ns: u64,
+    },
 }
 
 impl core::fmt::Display for LaneError {
@@ -41,6 +50,16 @@ impl core::fmt::Display for LaneError {
             }
             LaneError::Closed => write!(f, "the consumer has closed the lane"),
             LaneError::Unbacked { bytes } => write!(f, "the lane needs {bytes} bytes of its data allocated"),
+            LaneError::HoldTooLong { holds_ns, hold_max_ns } => {
+                write!(f, "the subscriber may hold the publisher up ")?;
+                match *holds_ns {
+                    u64::MAX => write!(f, "without a limit")?,
+                    ns => write!(f, "for {:?}", Duration::from_nanos(ns))?,
+                }
+                let most = Duration::from_nanos(*hold_max_ns);
+                write!(f, ", which takes at most {most:?} of that: subscribe by lag or latest, or by gate with ")?;
+                write!(f, "lag_after, or raise the publisher's hold_max")
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ use super::{Access, CHANNEL, Directory, PRODUCER_PID_AT, retry_until};
 use crate::error::{Error, Result};
 use crate::opening::{Waiter, in_call};
 use pelton_lane::{
-    BroadcastPage, CURSORS_MAX, CursorTable, MAGIC_BROADCAST, Preamble, ProducerPage, SEGMENT_BYTES, TableSlot,
+    BroadcastPage, CURSORS_MAX, CursorTable, MAGIC_BROADCAST, Policy, Preamble, ProducerPage, SEGMENT_BYTES, TableSlot,
     broadcast_preamble, failpoint,
 };
 use pelton_os::lock::{self, Lock};
@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The publisher's role and its files. The role lasts as long as `lock`.
 #[derive(Debug)]
@@ -135,18 +135,65 @@ impl Directory {
         })
     }
 
+    /// Limits how long a subscriber may hold the publisher up; `u64::MAX`: without a limit. The caller has the
+    /// publisher's role. Waits until `deadline` for subscribers beyond the limit to leave. A killed one does that once
+    /// the kernel has ended it.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if there still is one: then the former limit stays.
+    pub(crate) async fn limit_holds_until(
+        &self,
+        segment: &Segment,
+        hold_max_ns: u64,
+        deadline: Option<Instant>,
+        waiter: &Waiter,
+    ) -> Result<()> {
+        let table = table_of(segment);
+        let mut holder = None;
+        let attempt = || {
+            let former = table.hold_max_ns();
+            table.limit_holds(hold_max_ns);
+            holder = None;
+            for slot in table.longer_holders(hold_max_ns) {
+                // Another one is dead: the publisher removes it.
+                let is_durable = table.slot(slot).durable().is_some() && table.has_begun(slot);
+                if is_durable || self.is_slot_held(segment, slot)? {
+                    holder = Some(slot);
+                    table.limit_holds(former);
+                    break;
+                }
+            }
+            Ok((holder.is_none().then_some(()), true))
+        };
+        let limited = retry_until(deadline, waiter, attempt).await?;
+        let (Some(slot), None) = (holder, limited) else { return Ok(()) };
+        let path = self.dir.path.display();
+        let most = Duration::from_nanos(hold_max_ns);
+        Err(Error::Refused(match table.slot(slot).durable() {
+            Some(name) => format!(
+                "the durable subscription {name:?} of {path} may hold the publisher up for longer than {most:?}: raise hold_max, or remove it (`pelton rm {path} --durable {name}`)"
+            ),
+            None => format!(
+                "a subscriber of {path}, process {}, may hold the publisher up for longer than {most:?}: raise hold_max, or end it",
+                table.cursor(slot).pid()
+            ),
+        }))
+    }
+
     /// Claims a slot: that of the durable name, or any other. Waits for it until `deadline`.
     ///
     /// # Errors
-    /// [`Error::RoleTaken`] if another process uses the name; [`Error::Refused`] without a free slot; the errors of the
-    /// checks.
+    /// [`Error::RoleTaken`] if another process uses the name; [`Error::Refused`] without a free slot, or if the
+    /// publisher does not admit the policy; the errors of the checks.
     pub(crate) async fn claim_subscriber_until(
         &self,
         durable: Option<&str>,
+        policy: Policy,
         deadline: Option<Instant>,
         waiter: &Waiter,
     ) -> Result<SubscriberRole> {
         let table = self.table(true)?;
+        policy.check_hold(table_of(&table).hold_max_ns())?;
         let mut is_growing = false;
         let attempt = || {
             let Some(name) = durable else { return Ok((self.claim_free_slot(table_of(&table))?, true)) };
@@ -224,6 +271,17 @@ impl Directory {
         refused.map_or(Ok(None), Err)
     }
 
+    /// Frees the name of a durable subscription that has not begun. The caller has the slot's lock. Without the lock of
+    /// the growth, which another process has then, the name stays.
+    pub(crate) fn forget_durable(&self, table: &CursorTable, slot: u32) -> Result<()> {
+        if let Some(_growth) = self.try_role(CHANNEL)?
+            && !table.has_begun(slot)
+        {
+            table.name(slot, "");
+        }
+        Ok(())
+    }
+
     /// The caller has the lock of the growth.
     fn claim_durable(&self, table: &CursorTable, name: &str) -> Result<Option<(u32, Lock)>> {
         if let Some(slot) = self.durable_slot(table, name) {
@@ -256,7 +314,7 @@ impl Directory {
             if !words.is_counted && words.durable().is_none() {
                 continue;
             }
-            let held = lock::is_byte_locked(table.as_fd(), slot).map_err(|error| self.cannot_lock(TABLE, error))?;
+            let held = self.is_slot_held(&table, slot)?;
             if held || words.durable().is_some() {
                 found.push((slot, words, held));
             }
@@ -339,6 +397,10 @@ impl Directory {
             None => "subscriber".to_owned(),
         };
         self.taken(role, table.cursor(slot).pid())
+    }
+
+    fn is_slot_held(&self, table: &Segment, slot: u32) -> Result<bool> {
+        lock::is_byte_locked(table.as_fd(), slot).map_err(|error| self.cannot_lock(TABLE, error))
     }
 
     /// Locks the byte of a slot, as [`Directory::try_role`] locks a file.

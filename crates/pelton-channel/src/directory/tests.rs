@@ -228,7 +228,8 @@ fn neither_to_claim_nor_to_remove_a_durable_name_waits_without_a_limit() {
     let lock = other.try_role(CHANNEL).unwrap().expect("nobody has it");
     let (sender, results) = std::sync::mpsc::channel();
     let claiming = std::thread::spawn(move || {
-        let claimed = in_call(directory.claim_subscriber_until(Some("audit"), None, &Waiter::Thread));
+        let claimed =
+            in_call(directory.claim_subscriber_until(Some("audit"), pelton_lane::Policy::Gate, None, &Waiter::Thread));
         sender.send((claimed.unwrap_err(), directory.remove_durable("audit").unwrap_err())).unwrap();
         directory
     });

@@ -16,7 +16,6 @@ use pelton_lane::{
 use pelton_os::{Descriptor, Doorbell, Kind, Segment, membarrier};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The publisher's part of a handshake.
 #[derive(Clone, Debug)]
@@ -25,7 +24,7 @@ pub(crate) struct PublisherSide {
     pub(crate) data: Arc<Segment>,
     pub(crate) message_bytes_max: u64,
     pub(crate) doorbells: Doorbells,
-    pub(crate) hold_max: Duration,
+    pub(crate) hold_max_ns: u64,
 }
 
 /// A subscriber that has sent its cursor, and that the publisher may let join.
@@ -79,14 +78,7 @@ pub(crate) async fn new_subscription(handshake: Handshake, side: PublisherSide, 
     // SAFETY: the segment maps 64 KiB, which hold the page, and lives as long as `cursor`.
     let policy = unsafe { cursor.base().cast::<CursorPage>().as_ref() }.policy();
     let policy = policy.map_err(|error| handshake.refused_for(error.into()))?;
-    let hold_max = u64::try_from(side.hold_max.as_nanos()).unwrap_or(u64::MAX);
-    if policy.holds_ns() > hold_max {
-        return Err(handshake.refuse(format!(
-            "the subscriber may hold the publisher up {}, which takes at most {:?} of that: subscribe by lag or latest, or by gate with lag_after, or raise the publisher's hold_max",
-            if policy == Policy::Gate { "without a limit".to_owned() } else { format!("for {:?}", Duration::from_nanos(policy.holds_ns())) },
-            side.hold_max,
-        )));
-    }
+    policy.check_hold(side.hold_max_ns).map_err(|refused| handshake.refuse(refused.to_string()))?;
     let from = match packet.seq {
         FROM_NOW => StartFrom::Now,
         FROM_OLDEST => StartFrom::Oldest,

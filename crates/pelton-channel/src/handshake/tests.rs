@@ -115,7 +115,7 @@ mod vectors {
                 data: Arc::new(data),
                 message_bytes_max: limit,
                 doorbells,
-                hold_max: Duration::MAX,
+                hold_max_ns: u64::MAX,
             };
             send(Packet::hello(Role::Subscriber, false, Limits::ALL), &[]);
             send(Packet::new(CONSUMER), &[page.as_fd(), doorbell.as_fd()]);

@@ -48,7 +48,7 @@ pub struct PubArgs {
 
 /// Runs `pelton pub`.
 pub fn run(args: &PubArgs) -> Result<(), Failure> {
-    let transport = args.channel.broadcast_transport(&[("--hold-max", args.hold_max.is_some())], &[])?;
+    let transport = args.channel.broadcast_transport(&[])?;
     let signals = Signals::install()?;
     descriptors::raise("subscribers", 3);
     let mut options: Options = args.channel.options().history(args.history);

@@ -81,7 +81,7 @@ pub fn run(args: &SubArgs) -> Result<(), Failure> {
         let text = "--capacity does not apply to a subscriber: the publisher sets it";
         return Err(Failure::Input(text.to_string()));
     }
-    let transport = channel.broadcast_transport(&[], &[("--durable", args.durable.is_some())])?;
+    let transport = channel.broadcast_transport(&[("--durable", args.durable.is_some())])?;
     let signals = Signals::install()?;
     // First: the publisher does not wait for a subscriber that cannot write.
     let output = Output::new()?;

@@ -186,7 +186,7 @@ impl BroadcastConsumer {
     /// this process. `message_bytes_max` and `can_barrier` as for [`BroadcastConsumer::attach`].
     ///
     /// # Errors
-    /// [`LaneError::Corrupt`].
+    /// [`LaneError::Corrupt`]; [`LaneError::HoldTooLong`]: ring the producer then too.
     ///
     /// # Safety
     /// `memory` and `table` stay mapped, the table writable, as long as this and its sleeper live. The caller has the
@@ -207,10 +207,11 @@ impl BroadcastConsumer {
         let left_at = cursor.number.load(Relaxed);
         // Otherwise the last consumer died before it had begun, and this one begins anew.
         let continues = continues && join & COUNTED != 0 && begun != 0;
+        let former = cursor.policy();
         if continues && policy.reads_in_place() {
             // Before any store: what gates by this page holds the producer up.
             let (held, _) = words.held_and_place(memory.data.capacity())?;
-            if !cursor.policy()?.reads_in_place() || held > left_at {
+            if !former?.reads_in_place() || held > left_at {
                 let what = "number of a durable cursor that gates";
                 return Err(LaneError::Corrupt { what, found: left_at, wanted: held });
             }
@@ -230,9 +231,17 @@ impl BroadcastConsumer {
             let consumer = BroadcastConsumer::at(memory, cursor, policy, joined, message_bytes_max, can_barrier);
             consumer.map(|consumer| BroadcastConsumer { table: Some(table), ..consumer })
         };
+        // A producer that begins with a limit has either found this consumer, or stored what is loaded here. [join]
+        let check_hold = || policy.check_hold(words.hold_max_ns());
         if continues {
             words.count(slot);
             full_fence("joiner"); // [join]
+            if let Err(refused) = check_hold() {
+                // It stays as it was. A policy that is none counts as lag.
+                cursor.begin(former.unwrap_or(Policy::Lag { slack: 0 }), pid);
+                words.count(slot);
+                return Err(refused);
+            }
             let mut consumer = attach(left_at, Position { offset: 0, seq: seq_of(left_at) }, 0)?;
             consumer.seek(words, left_at, false)?;
             return Ok(consumer);
@@ -256,6 +265,10 @@ impl BroadcastConsumer {
                 words.count(slot);
             }
             full_fence("joiner"); // [join]
+            if let Err(refused) = check_hold() {
+                words.detach(slot);
+                return Err(refused);
+            }
             // `kept` only grows: if it is at most `number`, nothing that this side wants has been overwritten.
             if page.kept() <= number {
                 break attach(number, place, first - number)?;

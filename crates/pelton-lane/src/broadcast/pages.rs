@@ -192,6 +192,15 @@ impl Policy {
         }
     }
 
+    /// Checks that the consumer may hold the producer up for at most `hold_max_ns`; `u64::MAX`: without a limit.
+    ///
+    /// # Errors
+    /// [`LaneError::HoldTooLong`].
+    pub fn check_hold(self, hold_max_ns: u64) -> Result<(), LaneError> {
+        let holds_ns = self.holds_ns();
+        if holds_ns > hold_max_ns { Err(LaneError::HoldTooLong { holds_ns, hold_max_ns }) } else { Ok(()) }
+    }
+
     /// The policy in a lane of this capacity, whose half is the most slack.
     pub(super) fn within(self, capacity: u64) -> Policy {
         let most = capacity / 2;

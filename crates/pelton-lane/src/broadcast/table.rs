@@ -2,7 +2,7 @@
 //! `by_path.rs` has the steps of the sides.
 
 use super::pages::{CURSORS_MAX, CursorPage, KEPT_TRIES, Policy, load_bound, store_bound};
-use crate::edges::{AtomicU64, JOIN, failpoint};
+use crate::edges::{AtomicU64, JOIN, failpoint, full_fence};
 use crate::error::LaneError;
 use crate::layout::{Position, Preamble, WIRE_VERSION, fnv1a};
 use core::ptr::NonNull;
@@ -16,7 +16,7 @@ pub const DURABLE_BYTES_MAX: usize = 64;
 
 /// The layout of the table in one line, beside that of a broadcast lane. The table contains its hash.
 pub const TABLE_TEXT: &str = "broadcast=3836989f4c25b509;\
-table:changes@64:u64,held@128:u64,held_place@136:position;\
+table:changes@64:u64,held@128:u64,held_place@136:position,hold_limit@144:u64;\
 entry@8192+128*slot:join@0:u64,begun@8:u64,name@64:64;cursor@16384+8192*slot";
 
 /// FNV-1a 64 of [`TABLE_TEXT`].
@@ -26,7 +26,7 @@ pub const TABLE_SIGNATURE: u64 = fnv1a(TABLE_TEXT.as_bytes());
 const _: () = assert!(super::pages::BROADCAST_SIGNATURE == 0x3836989f4c25b509);
 
 /// Loom's threads have small stacks.
-const PADDING: usize = if cfg!(loom) { 48 } else { 8048 };
+const PADDING: usize = if cfg!(loom) { 40 } else { 8040 };
 
 /// The table of a broadcast lane by path.
 ///
@@ -36,6 +36,7 @@ const PADDING: usize = if cfg!(loom) { 48 } else { 8048 };
 /// | 64 | u64 | changes | any consumer, by an atomic addition | joins and leaves so far |
 /// | 128 | u64 | held | producer | it writes no byte of this message, nor of a later one; at most `kept` |
 /// | 136 | position | held_place | producer | where that message is, or will be |
+/// | 144 | u64 | hold_limit | producer | 0: none; else 1 + the nanoseconds for which a consumer may hold it up |
 /// | 8192 + 128 slot | 128 bytes | entry | see below | |
 /// | 16384 + 8192 slot | 8192 bytes | cursor | its consumer | a [`CursorPage`] without a preamble |
 ///
@@ -55,6 +56,7 @@ pub struct CursorTable {
     _zero1: [u8; 56],
     pub(super) held: AtomicU64,
     held_place: AtomicU64,
+    hold_limit: AtomicU64,
     _zero2: [u8; PADDING],
     pub(super) entries: [Entry; CURSORS_MAX],
     pub(super) cursors: [CursorPage; CURSORS_MAX],
@@ -75,6 +77,7 @@ const _: () = {
     assert!(offset_of!(CursorTable, changes) == 64);
     assert!(offset_of!(CursorTable, held) == 128);
     assert!(offset_of!(CursorTable, held_place) == 136);
+    assert!(offset_of!(CursorTable, hold_limit) == 144);
     assert!(offset_of!(CursorTable, entries) == 8192);
     assert!(offset_of!(Entry, join) == 0);
     assert!(offset_of!(Entry, begun) == 8);
@@ -163,6 +166,7 @@ impl CursorTable {
             _zero1: [0; 56],
             held: AtomicU64::new(1),
             held_place: AtomicU64::new(Position::START.pack()),
+            hold_limit: zero(),
             _zero2: [0; PADDING],
             entries: core::array::from_fn(entry),
             cursors: core::array::from_fn(|_| CursorPage::new(Policy::Gate, 0)),
@@ -251,6 +255,32 @@ impl CursorTable {
         failpoint("table: joined");
         self.changes.fetch_add(1, JOIN.store());
         failpoint("table: join counted");
+    }
+
+    /// How long one consumer may hold the producer up, in nanoseconds; `u64::MAX`: without a limit. The last producer
+    /// has stored it.
+    pub fn hold_max_ns(&self) -> u64 {
+        // Relaxed: the caller's fence orders it. [join]
+        self.hold_limit.load(Relaxed).wrapping_sub(1)
+    }
+
+    /// Limits how long a consumer may hold the producer up. The caller has the producer's lock, and calls this before
+    /// [`crate::BroadcastProducer::take_over`]. Then [`CursorTable::longer_holders`] returns each consumer that has not
+    /// loaded this.
+    pub fn limit_holds(&self, hold_max_ns: u64) {
+        self.hold_limit.store(hold_max_ns.wrapping_add(1), Relaxed); // [join]
+        failpoint("table: limit");
+        full_fence("limit");
+    }
+
+    /// The slots that are counted, and whose consumers may hold the producer up for longer than that, in nanoseconds.
+    pub fn longer_holders(&self, hold_max_ns: u64) -> impl Iterator<Item = u32> {
+        let holds_longer = move |slot: &u32| {
+            let is_counted = self.entries[*slot as usize].join.load(JOIN.load()) & COUNTED != 0; // [join]
+            // A policy that is none is that of no consumer, as for the producer.
+            is_counted && self.cursor(*slot).policy().is_ok_and(|policy| policy.holds_ns() > hold_max_ns)
+        };
+        (0..CURSORS_MAX as u32).filter(holds_longer)
     }
 
     /// `held`, unchecked.

@@ -79,6 +79,48 @@ fn the_text_of_the_tables_signature_is_in_the_spec() {
     assert!(spec.contains(&format!("`{TABLE_SIGNATURE:#018x}`")), "{TABLE_SIGNATURE:#018x}");
 }
 
+/// A limit that a producer stores after a consumer has loaded it: here, before the consumer opens the lane at all.
+#[test]
+fn a_consumer_beyond_the_limit_is_refused_and_leaves_all_as_it_was() {
+    const MILLISECOND: u64 = 1_000_000;
+    let until = |lag_after_ns| Policy::GateUntil { slack: 0, lag_after_ns };
+    let lane = PathLane::new(CAPACITY);
+    let mut producer = lane.producer().unwrap();
+    for (slot, policy) in [(0, Policy::Lag { slack: 0 }), (1, until(MILLISECOND))] {
+        lane.join(slot, policy, StartFrom::Oldest, true).unwrap();
+    }
+    publish(&mut producer, &message(1)).unwrap();
+    lane.table().limit_holds(MILLISECOND);
+    let refused = |holds_ns| Some(LaneError::HoldTooLong { holds_ns, hold_max_ns: MILLISECOND });
+    for slot in 0..3 {
+        let joined = lane.join(slot, until(MILLISECOND + 1), StartFrom::Oldest, true);
+        assert_eq!(joined.err(), refused(MILLISECOND + 1));
+    }
+    assert_eq!(lane.join(2, Policy::Gate, StartFrom::Now, false).err(), refused(u64::MAX));
+    assert_eq!(lane.table().longer_holders(0).collect::<Vec<_>>(), [1]);
+    assert_eq!(lane.table().longer_holders(MILLISECOND).next(), None);
+    assert!(!lane.table().slot(2).is_counted && !lane.table().has_begun(2));
+    while let Some((join, _)) = producer.lost() {
+        producer.remove(join);
+    }
+    let mut counted: Vec<_> =
+        producer.joined().map(|(slot, join, _)| (slot, producer.policy_of(join).unwrap())).collect();
+    counted.sort_by_key(|(slot, _)| *slot);
+    assert_eq!(counted, [(0, Policy::Lag { slack: 0 }), (1, until(MILLISECOND))]);
+    for (slot, policy) in [(0, Policy::Lag { slack: 0 }), (1, until(MILLISECOND))] {
+        assert_eq!(lane.table().continued_policy(slot).unwrap(), Some(policy));
+        let mut consumer = lane.join(slot, policy, StartFrom::Now, true).unwrap();
+        assert_eq!(consumer.number(), 1);
+        let mut buffer = Vec::new();
+        assert!(matches!(consumer.copy(&mut buffer), Ok(Some(Copied::Message))));
+        assert_eq!(buffer, message(1));
+    }
+    lane.table().limit_holds(u64::MAX);
+    assert_eq!(lane.table().hold_max_ns(), u64::MAX);
+    lane.join(2, Policy::Gate, StartFrom::Now, false).unwrap();
+    assert_eq!(lane.table().longer_holders(MILLISECOND).collect::<Vec<_>>(), [2]);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Publish(u8),

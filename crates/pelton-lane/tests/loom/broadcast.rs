@@ -424,13 +424,16 @@ impl PathLane {
     }
 
     fn join(&self, policy: Policy, from: StartFrom) -> BroadcastConsumer {
+        self.try_join(policy, from).unwrap()
+    }
+
+    fn try_join(&self, policy: Policy, from: StartFrom) -> Result<BroadcastConsumer, LaneError> {
         let joining = JoinByPath { slot: 0, policy, from, continues: false, pid: 2 };
         // SAFETY: the pages outlive the sides, and the slot has one consumer.
-        let joined = unsafe {
+        unsafe {
             let bytes_max = message_bytes_limit(CAPACITY);
             BroadcastConsumer::join_by_path(self.lane.memory, self.table, joining, bytes_max, true)
-        };
-        joined.unwrap()
+        }
     }
 }
 
@@ -479,6 +482,33 @@ fn join_the_policy_of_a_consumer_that_joins_by_itself_is_visible() {
         });
         let _consumer = lane.join(LAG, StartFrom::Oldest);
         sender.join().unwrap();
+    });
+}
+
+/// [join]: a producer that begins with a limit, or a consumer beyond it which joins meanwhile, finds the other.
+#[test]
+fn joiner_limit_a_producer_that_begins_with_a_limit_has_no_consumer_beyond_it() {
+    model(2, || {
+        let lane = PathLane::new();
+        let limiting = thread::spawn({
+            let lane = lane.clone();
+            move || {
+                // SAFETY: the table lives as long as the lane.
+                let table = unsafe { lane.table.as_ref() };
+                table.limit_holds(0);
+                table.longer_holders(0).next().is_none()
+            }
+        });
+        let joined = lane.try_join(Policy::Gate, StartFrom::Oldest);
+        let begins = limiting.join().unwrap();
+        match joined {
+            Ok(_) => assert!(!begins, "both have succeeded"),
+            Err(refused) => {
+                assert_eq!(refused, LaneError::HoldTooLong { holds_ns: u64::MAX, hold_max_ns: 0 });
+                // SAFETY: as above.
+                assert_eq!(unsafe { lane.table.as_ref() }.longer_holders(0).next(), None);
+            }
+        }
     });
 }
 

@@ -75,6 +75,12 @@ fn child() {
             report("sent");
             read_line_from_parent();
         }
+        // Gates until it is killed.
+        "gate" => {
+            let _subscriber = Options::new().open_subscriber(&path).unwrap();
+            report("open");
+            read_line_from_parent();
+        }
         other => panic!("{other}"),
     }
 }
@@ -278,6 +284,108 @@ fn a_durable_subscription_that_has_not_begun_holds_nobody_up() {
     assert!(subscriber.receive_until(deadline()).unwrap().is_some());
 }
 
+/// The text of a refusal.
+fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    match result {
+        Err(Error::Refused(text)) => text,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_publisher_that_limits_holds_admits_no_gate_beyond_that() {
+    let root = TestDir::new("a publisher that limits holds");
+    let path = root.path().join("b");
+    let limit = Duration::from_millis(10);
+    let limited = || Options::new().capacity(CAPACITY).hold_max(limit).create_publisher(&path);
+    let mut publisher = Some(limited().unwrap());
+    let admitted = || [Options::new().policy(Policy::Lag), Options::new().lag_after(limit)];
+    let refused = || [Options::new(), Options::new().lag_after(limit + Duration::from_nanos(1))];
+    drop(Options::new().policy(Policy::Lag).durable("lag").open_subscriber(&path).unwrap());
+    // Then while there is no publisher: the limit of the last one stays.
+    for _ in 0..2 {
+        for options in refused() {
+            let text = refusal(options.clone().open_subscriber(&path));
+            assert!(text.contains("10ms") && text.contains("hold_max"), "{text}");
+            // A name is not left behind, and one that keeps its place can return as it was.
+            refusal(options.clone().durable("gate").open_subscriber(&path));
+            refusal(options.durable("lag").open_subscriber(&path));
+        }
+        for options in admitted() {
+            drop(options.open_subscriber(&path).unwrap());
+        }
+        if let Some(mut publisher) = publisher.take() {
+            send(&mut publisher, 500);
+            let mut subscriber = Options::new().lag_after(limit).durable("lag").open_subscriber(&path).unwrap();
+            assert!(subscriber.receive().unwrap().missed() > 0);
+            assert_eq!(publisher.admit().unwrap(), 1);
+            assert_eq!(publisher.corrupt_subscribers(), 0);
+        }
+    }
+    let names: Vec<_> = inspect::broadcast(&path).unwrap().subscriptions.into_iter().map(|one| one.durable).collect();
+    assert_eq!(names, [Some("lag".to_owned())]);
+    // The next publisher's own limit counts, here none.
+    let second = self::publisher(&path);
+    let gate = Options::new().open_subscriber(&path).unwrap();
+    drop(second);
+    let text = refusal(limited());
+    assert!(text.contains(&format!("process {}", std::process::id())) && text.contains("10ms"), "{text}");
+    // What was refused has changed nothing.
+    drop(Options::new().durable("gate").open_subscriber(&path).unwrap());
+    drop(gate);
+    let text = refusal(limited());
+    assert!(text.contains("--durable gate"), "{text}");
+    assert!(inspect::remove_durable(&path, "gate").unwrap());
+    // One that was killed holds nobody up. One that leaves soon is waited for.
+    let killed = Child::start(Role::new(child, "gate").with("path", path.display()));
+    killed.expect("open");
+    killed.kill();
+    drop(limited().unwrap());
+    assert!(refused().map(|options| options.open_subscriber(&path).is_err()).iter().all(|is_refused| *is_refused));
+    drop(self::publisher(&path));
+    let gate = Options::new().open_subscriber(&path).unwrap();
+    let waiting = Options::new().hold_max(Duration::ZERO).connect_deadline(deadline());
+    assert!(inspect::remove_durable(&path, "lag").unwrap());
+    let mut opening = waiting.start_create_publisher(&path).unwrap();
+    assert!(opening.try_finish().unwrap().is_none());
+    drop(gate);
+    let mut publisher = finish(&mut opening).unwrap();
+    refusal(Options::new().lag_after(Duration::from_nanos(1)).open_subscriber(&path));
+    send(&mut publisher, 500);
+    drop(publisher);
+    inspect::remove(&path).unwrap();
+}
+
+/// A publisher that begins with a limit, and a gate that joins: one of them is refused.
+#[test]
+fn a_limit_and_a_gate_that_begin_together_are_never_both_accepted() {
+    let root = TestDir::new("a limit and a gate");
+    let path = root.path().join("b");
+    let mut accepted = [0, 0];
+    for round in 0..200 {
+        drop(publisher(&path));
+        let barrier = std::sync::Barrier::new(2);
+        let begin = |options: Options<pelton::options::maker::OpenSubscriber>| {
+            barrier.wait();
+            options.open_subscriber(&path)
+        };
+        let (limited, gate) = std::thread::scope(|scope| {
+            let options = if round % 2 == 0 { Options::new().durable("gate") } else { Options::new() };
+            let gate = scope.spawn(|| begin(options));
+            barrier.wait();
+            let limited = Options::new().hold_max(Duration::ZERO).create_publisher(&path);
+            (limited, gate.join().unwrap())
+        });
+        assert!(limited.is_err() || gate.is_err(), "both, in round {round}");
+        accepted[0] += u32::from(limited.is_ok());
+        accepted[1] += u32::from(gate.is_ok());
+        drop((limited, gate));
+        let _ = inspect::remove_durable(&path, "gate").unwrap();
+    }
+    println!("limits and gates accepted: {accepted:?}");
+    inspect::remove(&path).unwrap();
+}
+
 /// A file of a slot that a side does not accept, as that of a user whom it does not permit, concerns that slot alone.
 #[test]
 fn a_slot_whose_files_are_refused_stops_nobody_else() {
@@ -434,6 +542,8 @@ fn a_false_word_in_a_file_is_refused_or_within_bounds() {
         let at = match round % 12 {
             // The entry and the cursor of the first slot.
             2 => 8192 + 8 * random.below(16),
+            // The limit, among others.
+            10 => 128 + 8 * random.below(3),
             6 => 16384 + 8 * (8 + random.below(30)),
             _ => 8 * random.below(words),
         };

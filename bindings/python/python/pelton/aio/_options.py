@@ -58,6 +58,7 @@ class Subscribe(SubscribeThread, total=False):
 
 class PublishPath(Connect, total=False):
     history: int | None
+    hold_max: float | None
     mode: int | None
 
 

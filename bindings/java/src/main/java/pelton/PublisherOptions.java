@@ -13,7 +13,8 @@ import org.jspecify.annotations.Nullable;
  *     while another publisher is alive: its other options have no use here
  * @param history messages kept for subscribers that join later, as far as they fit into half the capacity
  * @param holdMax how long one subscriber may hold the publisher up at one message: one that could do so for longer is
- *     refused, and with zero each must lag; null is no limit
+ *     refused, and with zero each must lag; null is no limit. In a directory the limit stays until the next publisher
+ *     begins, and a publisher that has a subscription beyond its own, also one that no process uses, is refused
  */
 public record PublisherOptions(Options lane, long history, @Nullable Duration holdMax) {
     /** Throws IllegalArgumentException for a negative number or time. */

@@ -261,6 +261,20 @@ class BroadcastTest {
     }
 
     @Test
+    void a_limit_in_a_directory_stays_until_the_next_publisher() throws Exception {
+        String name = "path:" + directory.resolve("limited");
+        PublisherOptions limited = SMALL.withHoldMax(Duration.ofMillis(10));
+        Publisher.open(name, limited).close();
+        assertFails(-9, () -> Subscriber.connect(name, JOINING));
+        Subscriber.connect(name, JOINING.withLagAfter(Duration.ofMillis(10))).close();
+        Publisher.open(name, SMALL).close();
+        try (Subscriber gate = Subscriber.connect(name, JOINING)) {
+            assertFails(-9, () -> Publisher.open(name, limited));
+        }
+        Publisher.open(name, limited).close();
+    }
+
+    @Test
     void a_durable_subscription_continues_after_a_kill() throws Exception {
         String name = "path:" + directory.resolve("trades");
         SubscriberOptions durable = JOINING.withDurable("audit");
