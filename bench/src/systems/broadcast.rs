@@ -1,14 +1,15 @@
-//! One sender of many receivers: pelton's publisher, and a pelton sender for each receiver.
+//! One sender of many receivers: pelton's publisher, and a pelton sender for each receiver. Many publishers of one
+//! receiver: a set of subscribers.
 
 use std::{
     marker::PhantomData,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
-use pelton::{Policy, Publisher, Subscriber};
+use anyhow::{Context, Result, bail, ensure};
+use pelton::{Policy, Publisher, Subscriber, SubscriberEvent, SubscriberSet};
 
-use super::pelton::{ByDirectory, BySocket, PeltonReceiving, lasting, options};
+use super::pelton::{ByDirectory, BySocket, PeltonReceiving, lasting, options, wait};
 use crate::{
     endpoints::{CONNECT, Receiving, Sending, THERE, Transport},
     parameters::{Job, Role, Wait},
@@ -121,6 +122,57 @@ impl Receiving for Subscribing {
     #[inline(always)]
     fn receive<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
         Ok(inspect(&self.0.receive()?))
+    }
+}
+
+/// A publisher of its own for each sender, and a set with a subscriber of each.
+pub struct Topic;
+
+impl Topic {
+    fn name(job: &Job, index: u32) -> String {
+        format!("unix:{}", job.directory.join(format!("{THERE}-{index}")).display())
+    }
+
+    /// The receiver of all senders.
+    pub fn gathering(job: &Job) -> Result<Gathering> {
+        blocks_or_spins(job)?;
+        ensure!(job.idle == 0, "publishers that send nothing are not measured: leave --idle out");
+        let mut set = SubscriberSet::new(wait(job))?;
+        for index in 0..job.senders {
+            set.add(options(job).connect_subscriber(&Topic::name(job, index)).context("subscribing")?)?;
+        }
+        Ok(Gathering { set, buffer: Vec::new() })
+    }
+}
+
+impl Transport for Topic {
+    type Sending = Publishing;
+    type Receiving = Gathering;
+
+    fn sending(job: &Job, _: &str) -> Result<Publishing> {
+        blocks_or_spins(job)?;
+        let mut publisher = lasting(job).publish_at(&Topic::name(job, job.index)).context("publishing")?;
+        ensure!(publisher.wait_subscribers_until(1, Instant::now() + CONNECT)?, "no subscriber came");
+        Ok(Publishing(publisher))
+    }
+}
+
+pub struct Gathering {
+    set: SubscriberSet,
+    buffer: Vec<u8>,
+}
+
+impl Receiving for Gathering {
+    #[inline(always)]
+    fn receive<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        match self.set.receive()? {
+            Some(SubscriberEvent::Message { message, .. }) => {
+                self.buffer.clear();
+                self.buffer.extend_from_slice(&message);
+            }
+            other => bail!("a publisher has left: {other:?}"),
+        }
+        Ok(inspect(&self.buffer))
     }
 }
 

@@ -132,6 +132,12 @@ static SYSTEMS: &[System] = &[
         ..OWN
     },
     System {
+        name: "pelton-topic",
+        about: "pelton with a publisher for each sender, and a set of subscribers",
+        sides: &[(Kind::FanIn, |job| fan_in::part::<broadcast::Topic, _>(job, broadcast::Topic::gathering))],
+        ..OWN
+    },
+    System {
         name: "pelton-fan-in",
         about: "as many messages one way as the calls have, by a fan-in of as many senders",
         sides: &[(Kind::Call, |job| fan_in::part::<Pelton<BySocket>, _>(job, Pelton::gathering))],

@@ -101,9 +101,13 @@ pub fn options<M>(job: &Job) -> Options<M> {
 
 /// Options with which opening does not wait for the other side.
 pub fn lasting<M>(job: &Job) -> Options<M> {
+    <Options>::new().capacity(job.capacity).wait(wait(job)).cast()
+}
+
+/// How the library waits.
+pub fn wait(job: &Job) -> pelton::Wait {
     // With epoll the benchmark calls only try_*, and the value has no effect.
-    let wait = if job.wait == Wait::Spin { pelton::Wait::Spin } else { pelton::Wait::Block };
-    <Options>::new().capacity(job.capacity).wait(wait).cast()
+    if job.wait == Wait::Spin { pelton::Wait::Spin } else { pelton::Wait::Block }
 }
 
 pub struct PeltonSending {

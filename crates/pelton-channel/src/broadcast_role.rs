@@ -1,6 +1,6 @@
 //! The roles of a publisher and a subscriber in the directory of a broadcast.
 
-use crate::directory::{Directory, table_of};
+use crate::directory::{Directory, HoldLimit, table_of};
 use crate::doorbells::Doorbells;
 use crate::error::{Error, Result};
 use crate::link::{Link, UNKNOWN_PEER};
@@ -50,6 +50,8 @@ pub(crate) fn check_durable(name: &str) -> Result<()> {
 /// A publisher's part of a broadcast in a directory.
 #[derive(Debug)]
 pub(crate) struct PublisherPath {
+    /// Dropped before the role.
+    pub(crate) limit: HoldLimit,
     /// Dropped after the lane, which points into it.
     pub(crate) table: Arc<Segment>,
     pub(crate) role: BroadcastRole,

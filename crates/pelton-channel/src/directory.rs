@@ -23,7 +23,7 @@ mod pages;
 use crate::error::{Error, Result};
 use crate::opening::{Waiter, in_call};
 use crate::settings::HANDSHAKE_TIMEOUT;
-pub(crate) use broadcast::{PublisherRole, SubscriberRole, table_of};
+pub(crate) use broadcast::{HoldLimit, PublisherRole, SubscriberRole, table_of};
 use files::{
     CONSUMER, ChannelDir, DATA, DOORBELL_FILE, Known, LIVENESS_FILE, PRODUCER, PUBLISHER, RECEIVER,
     RECEIVER_DOORBELL_FILE, RECEIVER_LIVENESS_FILE, TABLE, descriptor, first_few, known, of_lane, remove_known,

@@ -313,7 +313,7 @@ fn after(next: Option<u64>) -> String {
 }
 
 /// The text for a process.
-fn process(pid: u32) -> String {
+pub(crate) fn process(pid: u32) -> String {
     match pid {
         0 => "a process whose number is not known".to_owned(),
         pid => format!("process {pid}"),

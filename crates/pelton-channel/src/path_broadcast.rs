@@ -93,21 +93,10 @@ async fn create_publisher(path: PathBuf, options: Settings, waiter: Waiter) -> R
     let access = Access { uids: options.uids.clone(), mode: options.mode };
     let directory = Arc::new(Directory::create_broadcast(&path, &access, capacity, limit)?);
     let deadline = options.connect_deadline.from_now();
-    let role = directory.claim_publisher_until(deadline, &waiter).await?;
+    let role = directory.claim_publisher_until(options.hold_max_ns, deadline, &waiter).await?;
     failpoint("publisher: claimed");
-    let PublisherRole { lock, page, data, table, doorbell, liveness } = role;
-    let [page, data, table] = [page, data, table].map(Arc::new);
-    directory.limit_holds_until(&table, options.hold_max_ns, deadline, &waiter).await?;
-    failpoint("publisher: limited");
-    let doorbells = Doorbells::with(doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
-    let memory = broadcast_memory(&page, &data);
-    // SAFETY: the segments have the sizes in the page, which the directory has checked; the publisher keeps them until
-    // it has dropped the lane. This process has the lock of the publisher, so the lane has no other one.
-    let lane = unsafe { BroadcastProducer::take_over(memory, table.base().cast(), std::process::id(), can_barrier) };
-    let mut lane = lane.map_err(|problem| Error::Corrupt(format!("{}: {problem}", directory.path().display())))?;
-    failpoint("publisher: taken over");
-    // How much of the memory is allocated is unknown.
-    lane.set_backed(0);
+    let PublisherRole { limit, lock, page, data, table, doorbell, liveness } = role;
+    let [page, data] = [page, data].map(Arc::new);
     let role = BroadcastRole {
         directory: directory.clone(),
         liveness,
@@ -117,11 +106,22 @@ async fn create_publisher(path: PathBuf, options: Settings, waiter: Waiter) -> R
         past: 0,
         is_gone: false,
     };
+    let path = PublisherPath { limit, table: table.clone(), role };
+    let doorbells = Doorbells::with(doorbell).map_err(Error::system("making an eventfd and an epoll"))?;
+    let memory = broadcast_memory(&page, &data);
+    // SAFETY: the segments have the sizes in the page, which the directory has checked; the publisher keeps them until
+    // it has dropped the lane. This process has the lock of the publisher, so the lane has no other one.
+    let lane = unsafe { BroadcastProducer::take_over(memory, table.base().cast(), std::process::id(), can_barrier) };
+    let mut lane = lane.map_err(|problem| Error::Corrupt(format!("{}: {problem}", directory.path().display())))?;
+    failpoint("publisher: taken over");
+    // How much of the memory is allocated is unknown.
+    lane.set_backed(0);
     let limit = directory.message_bytes_max();
     let parts = PublisherParts { lane, page, data, message_bytes_max: limit, doorbells };
     let mut publisher = Publisher::of_parts(parts, &options)?;
-    publisher.path = Some(PublisherPath { table, role });
+    publisher.path = Some(path);
     publisher.admit()?;
+    publisher.path.iter_mut().for_each(|path| path.limit.keep());
     failpoint("publisher: met");
     Ok(publisher)
 }
@@ -249,11 +249,11 @@ async fn open_subscriber(path: PathBuf, options: Settings, waiter: Waiter) -> Re
     // after the lane and the sleeper. This process has the lock of the slot until then.
     let lane = unsafe { BroadcastConsumer::join_by_path(memory, table.base().cast(), joining, limit, can_barrier) };
     let lane = match lane {
-        // A publisher has begun meanwhile, and may have counted this side.
+        // A publisher begins, and may have counted this side.
         Err(refused @ LaneError::HoldTooLong { .. }) => {
             publisher_doorbell.ring();
-            directory.forget_durable(table_of(&table), slot)?;
-            return Err(refused.into());
+            directory.forget_durable(table_of(&table), slot, &waiter).await;
+            return Err(directory.refuse_hold(refused));
         }
         joined => joined.map_err(corrupt)?,
     };

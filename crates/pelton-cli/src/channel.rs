@@ -302,12 +302,22 @@ impl ChannelArgs {
 
     /// Opens a path channel. With `--timeout` it waits that long for a role that another process has; between two
     /// attempts, a signal ends the wait. Without it, each attempt waits for the end of a process that was killed.
-    pub fn claim<T>(&self, signals: &Signals, mut open: impl FnMut() -> pelton::Result<T>) -> Result<T, Failure> {
+    pub fn claim<T>(&self, signals: &Signals, open: impl FnMut() -> pelton::Result<T>) -> Result<T, Failure> {
+        self.claim_while(signals, |error| matches!(error, Error::RoleTaken { .. }), open)
+    }
+
+    /// As [`ChannelArgs::claim`], for errors that may pass.
+    pub fn claim_while<T>(
+        &self,
+        signals: &Signals,
+        may_pass: impl Fn(&Error) -> bool,
+        mut open: impl FnMut() -> pelton::Result<T>,
+    ) -> Result<T, Failure> {
         let until = self.peer_deadline();
         let mut notice = self.notice("its role");
         loop {
             match open() {
-                Err(Error::RoleTaken { .. }) if until.is_some_and(|until| Instant::now() < until) => {
+                Err(error) if may_pass(&error) && until.is_some_and(|until| Instant::now() < until) => {
                     notice.check();
                     signals.poll([], Some(RETRY_INTERVAL))?;
                 }

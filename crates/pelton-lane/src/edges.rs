@@ -24,8 +24,14 @@
 //!            <->  broadcast producer: store `kept`, fence, load the join words
 //!            store buffering: at least one of them observes the other's store. So the consumer begins again at a later
 //!            number, or the producer counts it before it overwrites anything
+//! [join]     joining consumer: store its policy and its join word, fence, load `hold_limit`
+//!            <->  broadcast producer that begins: store `hold_limit`, fence, load the join words and the policies
+//!            store buffering: at least one of them observes the other's store. So the consumer gives up, or the
+//!            producer does not begin
 //! [join]     joining consumer: store its join word  ->  broadcast producer: load it
 //!            the consumer's policy is visible; everything that its predecessor read, it has read
+//! [join]     joining consumer: store its policy     ->  broadcast producer: load it
+//!            the slack and the time of this policy are visible, or later ones
 //!
 //! Under loom, `PELTON_WEAKEN=publish` weakens the edge of that name: a model must fail without it.
 
@@ -130,6 +136,9 @@ pub fn model_membarrier(yes: bool) {
 ///   `fenced`, nor the following poll.
 /// - `joiner`, `admit`: of a consumer that joins by itself, and of the producer that may overwrite what it wants: see
 ///   `[join]`.
+/// - `limit`: of a producer that begins with a limit. SeqCst: the store of `hold_limit` must not pass the loads of the
+///   join words and the policies. Otherwise a consumer of which the producer does not know could have loaded the former
+///   limit, and hold it up for longer. `joiner` is the consumer's half.
 /// - `stop`: of a waker that stops fencing. SeqCst: the store of `fenced` must not pass the load of the sleep word.
 ///
 /// Public as [`Edge`] is: Python's queue names fences of its own.

@@ -57,8 +57,8 @@ impl core::fmt::Display for LaneError {
                     ns => write!(f, "for {:?}", Duration::from_nanos(ns))?,
                 }
                 let most = Duration::from_nanos(*hold_max_ns);
-                write!(f, ", which takes at most {most:?} of that: subscribe by lag or latest, or by gate with ")?;
-                write!(f, "lag_after, or raise the publisher's hold_max")
+                write!(f, ", which takes at most {most:?} of that: subscribe by lag, or by gate with a lag_after of ")?;
+                write!(f, "at most {most:?}, or raise the publisher's hold_max")
             }
         }
     }

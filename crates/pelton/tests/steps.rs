@@ -152,6 +152,19 @@ const SCENARIOS: &[Scenario] = &[
     ("broadcast: subscriber leaves", true, |run| broadcast::subscriber_leaves(run, false)),
     ("broadcast: durable leaves", true, |run| broadcast::subscriber_leaves(run, true)),
     ("broadcast: durable is removed", true, broadcast::durable_is_removed),
+    ("broadcast: publisher begins with a limit", true, broadcast::publisher_limits),
+    ("broadcast: publisher begins with a limit, stopped, and a gate joins", false, |run| {
+        broadcast::publisher_limits_and_a_gate_joins(run)
+    }),
+    ("broadcast: subscriber joins, stopped, and a limit begins: gate", false, |run| {
+        broadcast::subscriber_joins_beside_a_limit(run, false, false)
+    }),
+    ("broadcast: subscriber joins, stopped, and a limit begins: durable gate", false, |run| {
+        broadcast::subscriber_joins_beside_a_limit(run, true, false)
+    }),
+    ("broadcast: subscriber joins, stopped, and a limit begins: durable continues", false, |run| {
+        broadcast::subscriber_joins_beside_a_limit(run, true, true)
+    }),
     ("broadcast by connect: subscriber joins: gate", true, |run| {
         broadcast_connected::subscriber_joins(run, Policy::Gate)
     }),

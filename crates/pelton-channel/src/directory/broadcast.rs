@@ -11,11 +11,11 @@ use super::files::{
 };
 use super::pages::{DAMAGED, Header, boot_id, bytes_of, check_preamble_of, u32_at, u64_at};
 use super::{Access, CHANNEL, Directory, PRODUCER_PID_AT, retry_until};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, process};
 use crate::opening::{Waiter, in_call};
 use pelton_lane::{
-    BroadcastPage, CURSORS_MAX, CursorTable, MAGIC_BROADCAST, Policy, Preamble, ProducerPage, SEGMENT_BYTES, TableSlot,
-    broadcast_preamble, failpoint,
+    BroadcastPage, CURSORS_MAX, CursorTable, LaneError, MAGIC_BROADCAST, Policy, Preamble, ProducerPage, SEGMENT_BYTES,
+    TableSlot, broadcast_preamble, failpoint,
 };
 use pelton_os::lock::{self, Lock};
 use pelton_os::{Descriptor, Doorbell, Segment, allocate, own_uid};
@@ -24,18 +24,44 @@ use rustix::io::Errno;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The publisher's role and its files. The role lasts as long as `lock`.
 #[derive(Debug)]
 pub(crate) struct PublisherRole {
+    /// Dropped before the lock.
+    pub(crate) limit: HoldLimit,
     pub(crate) lock: Lock,
     /// Writable, as are the next two.
     pub(crate) page: Segment,
     pub(crate) data: Segment,
-    pub(crate) table: Segment,
+    pub(crate) table: Arc<Segment>,
     pub(crate) doorbell: Doorbell,
     pub(crate) liveness: Descriptor,
+}
+
+/// The limit of a publisher that begins. Unless it is kept, its drop stores the former one. The publisher's role lasts
+/// longer.
+#[derive(Debug)]
+pub(crate) struct HoldLimit {
+    table: Arc<Segment>,
+    former_ns: Option<u64>,
+}
+
+impl HoldLimit {
+    /// The publisher has begun.
+    pub(crate) fn keep(&mut self) {
+        self.former_ns = None;
+    }
+}
+
+impl Drop for HoldLimit {
+    fn drop(&mut self) {
+        if let Some(former_ns) = self.former_ns {
+            table_of(&self.table).limit_holds(former_ns);
+        }
+    }
 }
 
 /// A subscriber's role and its files. The role lasts as long as `lock`.
@@ -114,70 +140,78 @@ impl Directory {
         Directory::open_kind(path, access, true)
     }
 
-    /// Claims the role of the publisher. Waits for it until `deadline`.
+    /// Claims the role of the publisher, and limits how long a subscriber may hold it up; `u64::MAX`: without a limit.
+    /// Waits until `deadline` for the role, and for subscribers beyond the limit to leave. A killed one does that once
+    /// the kernel has ended it.
     ///
     /// # Errors
-    /// [`Error::RoleTaken`], and the errors of the checks.
+    /// [`Error::RoleTaken`]; [`Error::Refused`] if there is a subscriber beyond the limit; the errors of the checks.
     pub(crate) async fn claim_publisher_until(
         &self,
+        hold_max_ns: u64,
         deadline: Option<Instant>,
         waiter: &Waiter,
     ) -> Result<PublisherRole> {
-        let lock = retry_until(deadline, waiter, || Ok((self.try_role(PUBLISHER)?, true))).await?;
-        let Some(lock) = lock else { return Err(self.publisher_taken()) };
+        let table = Arc::new(self.table(true)?);
+        let mut refusal = None;
+        // It has the role during an attempt only: another publisher may admit what this one does not.
+        let attempt = || {
+            refusal = None;
+            let Some(lock) = self.try_role(PUBLISHER)? else { return Ok((None, true)) };
+            match self.limit_holds(&table, hold_max_ns) {
+                Ok(limit) => return Ok((Some((lock, limit)), true)),
+                Err(error @ Error::Refused(_)) => refusal = Some(error),
+                Err(error) => return Err(error),
+            }
+            Ok((None, true))
+        };
+        let claimed = retry_until(deadline, waiter, attempt).await?;
+        let Some((lock, limit)) = claimed else { return Err(refusal.unwrap_or_else(|| self.publisher_taken())) };
         Ok(PublisherRole {
+            limit,
             lock,
             page: self.publisher_page(true)?,
             data: self.segment(DATA, self.header.capacity, true)?,
-            table: self.table(true)?,
+            table,
             doorbell: self.doorbell(PUBLISHER_DOORBELL_FILE)?,
             liveness: self.open_liveness(PUBLISHER_LIVENESS_FILE)?,
         })
     }
 
     /// Limits how long a subscriber may hold the publisher up; `u64::MAX`: without a limit. The caller has the
-    /// publisher's role. Waits until `deadline` for subscribers beyond the limit to leave. A killed one does that once
-    /// the kernel has ended it.
-    ///
-    /// # Errors
-    /// [`Error::Refused`] if there still is one: then the former limit stays.
-    pub(crate) async fn limit_holds_until(
-        &self,
-        segment: &Segment,
-        hold_max_ns: u64,
-        deadline: Option<Instant>,
-        waiter: &Waiter,
-    ) -> Result<()> {
-        let table = table_of(segment);
-        let mut holder = None;
-        let attempt = || {
-            let former = table.hold_max_ns();
-            table.limit_holds(hold_max_ns);
-            holder = None;
-            for slot in table.longer_holders(hold_max_ns) {
-                // Another one is dead: the publisher removes it.
-                let is_durable = table.slot(slot).durable().is_some() && table.has_begun(slot);
-                if is_durable || self.is_slot_held(segment, slot)? {
-                    holder = Some(slot);
-                    table.limit_holds(former);
-                    break;
+    /// publisher's role. The error, if there is a subscriber beyond the limit: nothing has changed then.
+    fn limit_holds(&self, table: &Arc<Segment>, hold_max_ns: u64) -> Result<HoldLimit> {
+        // First without a store: subscribers must not find the limit of a publisher that does not begin.
+        self.check_holds(table, hold_max_ns)?;
+        let former_ns = Some(table_of(table).hold_max_ns());
+        let limit = HoldLimit { table: table.clone(), former_ns };
+        table_of(table).limit_holds(hold_max_ns);
+        self.check_holds(table, hold_max_ns)?;
+        Ok(limit)
+    }
+
+    fn check_holds(&self, segment: &Segment, hold_max_ns: u64) -> Result<()> {
+        let (table, path, most) = (table_of(segment), self.dir.path.display(), Duration::from_nanos(hold_max_ns));
+        for slot in table.longer_holders(hold_max_ns) {
+            // The lock first: once it is free, what its process has stored is visible.
+            let (is_held, name) = (self.is_slot_held(segment, slot)?, table.slot(slot).durable().map(str::to_owned));
+            let user = if is_held { process(table.cursor(slot).pid()) } else { "no process".to_owned() };
+            match name {
+                Some(name) if is_held || table.has_begun(slot) => {
+                    return Err(Error::Refused(format!(
+                        "the durable subscription {name:?} of {path}, which {user} uses, may hold the publisher up for longer than {most:?}: raise hold_max, or continue the subscription by lag, or with a lag_after of at most {most:?}, or remove it (`pelton rm {path} --durable {name}`)"
+                    )));
                 }
+                None if is_held => {
+                    return Err(Error::Refused(format!(
+                        "a subscriber of {path}, {user}, may hold the publisher up for longer than {most:?}: raise hold_max, or end it"
+                    )));
+                }
+                // It is dead, and the publisher will remove it.
+                _ => {}
             }
-            Ok((holder.is_none().then_some(()), true))
-        };
-        let limited = retry_until(deadline, waiter, attempt).await?;
-        let (Some(slot), None) = (holder, limited) else { return Ok(()) };
-        let path = self.dir.path.display();
-        let most = Duration::from_nanos(hold_max_ns);
-        Err(Error::Refused(match table.slot(slot).durable() {
-            Some(name) => format!(
-                "the durable subscription {name:?} of {path} may hold the publisher up for longer than {most:?}: raise hold_max, or remove it (`pelton rm {path} --durable {name}`)"
-            ),
-            None => format!(
-                "a subscriber of {path}, process {}, may hold the publisher up for longer than {most:?}: raise hold_max, or end it",
-                table.cursor(slot).pid()
-            ),
-        }))
+        }
+        Ok(())
     }
 
     /// Claims a slot: that of the durable name, or any other. Waits for it until `deadline`.
@@ -193,9 +227,10 @@ impl Directory {
         waiter: &Waiter,
     ) -> Result<SubscriberRole> {
         let table = self.table(true)?;
-        policy.check_hold(table_of(&table).hold_max_ns())?;
         let mut is_growing = false;
         let attempt = || {
+            // Before any store. It may come while this waits.
+            policy.check_hold(table_of(&table).hold_max_ns()).map_err(|refused| self.refuse_hold(refused))?;
             let Some(name) = durable else { return Ok((self.claim_free_slot(table_of(&table))?, true)) };
             // Not by a wait for the lock, because a stopped process may hold it, and this may run in an event loop.
             let growth = self.try_role(CHANNEL)?;
@@ -271,15 +306,20 @@ impl Directory {
         refused.map_or(Ok(None), Err)
     }
 
-    /// Frees the name of a durable subscription that has not begun. The caller has the slot's lock. Without the lock of
-    /// the growth, which another process has then, the name stays.
-    pub(crate) fn forget_durable(&self, table: &CursorTable, slot: u32) -> Result<()> {
-        if let Some(_growth) = self.try_role(CHANNEL)?
+    /// The error of a subscriber that may hold the publisher up for too long.
+    pub(crate) fn refuse_hold(&self, refused: LaneError) -> Error {
+        Error::Refused(format!("{}: {refused}", self.dir.path.display()))
+    }
+
+    /// Frees the name of a durable subscription that has not begun. The caller has the slot's lock. If another process
+    /// keeps the lock of the growth, the name stays, for the next one that opens or removes it.
+    pub(crate) async fn forget_durable(&self, table: &CursorTable, slot: u32, waiter: &Waiter) {
+        let growth = retry_until(None, waiter, || Ok((self.try_role(CHANNEL)?, true))).await;
+        if let Ok(Some(_growth)) = growth
             && !table.has_begun(slot)
         {
             table.name(slot, "");
         }
-        Ok(())
     }
 
     /// The caller has the lock of the growth.

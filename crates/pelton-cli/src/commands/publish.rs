@@ -13,7 +13,7 @@ use crate::{
     signals::{SLICE, Signals},
 };
 use clap::Args;
-use pelton::{Options, Publisher, Sent};
+use pelton::{Error, Options, Publisher, Sent};
 use rustix::event::PollFlags;
 use std::{
     io::Write as _,
@@ -59,7 +59,9 @@ pub fn run(args: &PubArgs) -> Result<(), Failure> {
         Transport::Connect => options.cast().publish_at(&args.channel.name)?,
         Transport::Path(directory) => {
             let options = options.cast::<pelton::options::maker::CreatePublisher>();
-            args.channel.claim(&signals, || options.create_publisher(directory))?
+            // Refused: by a subscriber beyond --hold-max, which may leave.
+            let may_pass = |error: &Error| matches!(error, Error::RoleTaken { .. } | Error::Refused(_));
+            args.channel.claim_while(&signals, may_pass, || options.create_publisher(directory))?
         }
     };
     notify(notify::READY);

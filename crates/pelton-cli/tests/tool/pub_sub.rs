@@ -124,10 +124,27 @@ fn what_does_not_fit_a_broadcast_is_refused_with_the_reason() {
     dirs.start(&["pub", "topic", "--subscribers", "1", "--timeout", "0.05"])
         .wait()
         .assert(4, &["no subscriber appeared"]);
+    let mut publisher = dirs.start(&["pub", &path, "--hold-max", "0.5"]);
+    publisher.write_all_and_close(Vec::new());
+    publisher.wait().assert(0, &[]);
+    dirs.start(&["sub", &path]).wait().assert(3, &["hold_max"]);
+    // The next publisher's own limit counts. One with a limit waits for the subscriber, and lets another one publish.
+    let publish = |text: &str| {
+        let mut publisher = dirs.start(&["pub", &path]);
+        publisher.write_all_and_close(text.as_bytes().to_vec());
+        publisher.wait().assert(0, &[]);
+    };
+    publish("hello\n");
+    let subscriber = dirs.start(&["sub", &path, "--from", "oldest", "--count", "2"]);
+    assert_eq!(subscriber.line(), "hello");
+    let mut limited = dirs.start(&["pub", &path, "--hold-max", "0.5", "--timeout", "20"]);
+    publish("world\n");
+    assert_eq!(subscriber.line(), "world");
+    subscriber.wait().assert(0, &[]);
+    limited.write_all_and_close(Vec::new());
+    limited.wait().assert(0, &[]);
     let mut publisher = dirs.start(&["pub", "topic", "--hold-max", "0.5", "--subscribers", "1"]);
     dirs.start(&["sub", "topic"]).wait().assert(3, &["hold_max"]);
-    dirs.start(&["pub", &path, "--hold-max", "0.5"]).wait().assert(0, &[]);
-    dirs.start(&["sub", &path]).wait().assert(3, &["hold_max"]);
     let subscriber = dirs.start(&["sub", "topic", "--lag-after", "0.5"]);
     publisher.write_all_and_close(b"hello\n".to_vec());
     assert_eq!(subscriber.line(), "hello");

@@ -25,7 +25,8 @@ use core::sync::atomic::Ordering::Relaxed;
 
 impl BroadcastProducer {
     /// Creates the producer of a lane by path, which continues after the last message that its predecessor published.
-    /// A new lane has `kept` and `held` 1, both at the start. Walks through all messages that the lane holds.
+    /// A new lane has `kept` and `held` 1, both at the start. The limit of [`CursorTable::limit_holds`] holds for each
+    /// consumer that joins later. Walks through all messages that the lane holds.
     /// `can_barrier` as for [`crate::Sleeper::of_receiver`].
     ///
     /// # Errors
@@ -84,7 +85,7 @@ impl BroadcastProducer {
         producer.store_last(if kept < number { newest } else { 0 });
         // SAFETY: the table is mapped, as the caller guarantees; `changes` is a field of it.
         producer.changes = unsafe { field(table, |t| &raw mut (*t).changes) };
-        producer.by_path = Some(ByPath { table, joins: [0; CURSORS_MAX] });
+        producer.by_path = Some(ByPath { table, joins: [0; CURSORS_MAX], hold_max_ns: words.hold_max_ns() });
         producer.changes_seen = words.changes.load(Relaxed).wrapping_sub(1);
         producer.discover();
         Ok(producer)
@@ -116,7 +117,9 @@ impl BroadcastProducer {
                 continue;
             }
             self.joins += 1;
-            let (join, policy, held) = (self.joins, policy.within(self.inner.capacity()), self.held);
+            // One that holds it up for longer has not loaded the limit yet, or is hostile. [join]
+            let policy = policy.within(self.inner.capacity()).holding_at_most(by_path.hold_max_ns);
+            let (join, held) = (self.joins, self.held);
             // SAFETY: the page is a field of the table, which stays mapped; the slot is below CURSORS_MAX.
             unsafe {
                 let page = field(table, |t| &raw mut (*t).cursors[slot]);
@@ -207,11 +210,12 @@ impl BroadcastConsumer {
         let left_at = cursor.number.load(Relaxed);
         // Otherwise the last consumer died before it had begun, and this one begins anew.
         let continues = continues && join & COUNTED != 0 && begun != 0;
-        let former = cursor.policy();
+        // One that is none is that of no consumer.
+        let former = cursor.policy().unwrap_or(Policy::Lag { slack: 0 });
         if continues && policy.reads_in_place() {
             // Before any store: what gates by this page holds the producer up.
             let (held, _) = words.held_and_place(memory.data.capacity())?;
-            if !former?.reads_in_place() || held > left_at {
+            if !former.reads_in_place() || held > left_at {
                 let what = "number of a durable cursor that gates";
                 return Err(LaneError::Corrupt { what, found: left_at, wanted: held });
             }
@@ -236,9 +240,12 @@ impl BroadcastConsumer {
         if continues {
             words.count(slot);
             full_fence("joiner"); // [join]
-            if let Err(refused) = check_hold() {
-                // It stays as it was. A policy that is none counts as lag.
-                cursor.begin(former.unwrap_or(Policy::Lag { slack: 0 }), pid);
+            // It has found one whose former policy could hold it up for as long. That one must not come back: a
+            // producer without a limit may have passed the new one by now.
+            if policy.holds_ns() > former.holds_ns()
+                && let Err(refused) = check_hold()
+            {
+                cursor.begin(former, pid);
                 words.count(slot);
                 return Err(refused);
             }

@@ -1,6 +1,8 @@
 //! The two pages of a broadcast lane, byte for byte as `spec/broadcast.md` defines them.
 
-use crate::edges::{AtomicU32, AtomicU64, KEEP, RELEASE, failpoint, fence_after_reading, fence_before_overwriting};
+use crate::edges::{
+    AtomicU32, AtomicU64, JOIN, KEEP, RELEASE, failpoint, fence_after_reading, fence_before_overwriting,
+};
 use crate::error::LaneError;
 use crate::layout::{LAYOUT_SIGNATURE, LastRing, Position, Preamble, ProducerPage, RingNote, State, fnv1a};
 use core::sync::atomic::Ordering::Relaxed;
@@ -201,6 +203,17 @@ impl Policy {
         if holds_ns > hold_max_ns { Err(LaneError::HoldTooLong { holds_ns, hold_max_ns }) } else { Ok(()) }
     }
 
+    /// The policy, if the consumer may hold the producer up for at most so long.
+    pub(super) fn holding_at_most(self, hold_max_ns: u64) -> Policy {
+        match self {
+            Policy::Gate if hold_max_ns != u64::MAX => Policy::GateUntil { slack: 0, lag_after_ns: hold_max_ns },
+            Policy::GateUntil { slack, lag_after_ns } => {
+                Policy::GateUntil { slack, lag_after_ns: lag_after_ns.min(hold_max_ns) }
+            }
+            policy => policy,
+        }
+    }
+
     /// The policy in a lane of this capacity, whose half is the most slack.
     pub(super) fn within(self, capacity: u64) -> Policy {
         let most = capacity / 2;
@@ -339,10 +352,10 @@ impl CursorPage {
     /// Makes a page that the producer does not count ready for its next consumer.
     pub(super) fn begin(&self, policy: Policy, pid: u32) {
         let (policy, slack, lag_after_ns) = policy.words();
-        // Relaxed: the consumer's join word publishes them. [join]
-        self.policy.store(policy, Relaxed);
+        // Relaxed: the policy publishes them to a producer that begins, and the join word to any. [join]
         self.slack.store(slack, Relaxed);
         self.lag_after_ns.store(lag_after_ns, Relaxed);
+        self.policy.store(policy, JOIN.store());
         for counter in [&self.messages, &self.bytes, &self.waits, &self.sleeps, &self.wakes_sent, &self.missed] {
             counter.store(0, Relaxed);
         }
@@ -384,9 +397,10 @@ impl CursorPage {
     /// # Errors
     /// [`LaneError::Corrupt`] if it is none.
     pub fn policy(&self) -> Result<Policy, LaneError> {
-        // Relaxed: written before sharing. A hostile consumer may change them later, so the caller keeps this copy.
+        // The policy first: see `begin`. A hostile consumer may change them later, so the caller keeps this copy.
+        let policy = self.policy.load(JOIN.load());
         let (slack, lag_after_ns) = (self.slack.load(Relaxed), self.lag_after_ns.load(Relaxed));
-        match self.policy.load(Relaxed) {
+        match policy {
             1 => Ok(Policy::Gate),
             2 => Ok(Policy::Lag { slack }),
             3 => Ok(Policy::Latest),

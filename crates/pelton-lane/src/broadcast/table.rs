@@ -169,7 +169,7 @@ impl CursorTable {
             hold_limit: zero(),
             _zero2: [0; PADDING],
             entries: core::array::from_fn(entry),
-            cursors: core::array::from_fn(|_| CursorPage::new(Policy::Gate, 0)),
+            cursors: core::array::from_fn(|_| CursorPage::new(Policy::Latest, 0)),
         }
     }
 
@@ -257,8 +257,8 @@ impl CursorTable {
         failpoint("table: join counted");
     }
 
-    /// How long one consumer may hold the producer up, in nanoseconds; `u64::MAX`: without a limit. The last producer
-    /// has stored it.
+    /// How long one consumer may hold the producer up, in nanoseconds; `u64::MAX`: without a limit. By the last producer
+    /// that has begun, or died before it had.
     pub fn hold_max_ns(&self) -> u64 {
         // Relaxed: the caller's fence orders it. [join]
         self.hold_limit.load(Relaxed).wrapping_sub(1)
@@ -311,6 +311,8 @@ pub(super) struct ByPath {
     pub(super) table: NonNull<CursorTable>,
     /// The `join` of each slot, as last loaded.
     pub(super) joins: [u64; CURSORS_MAX],
+    /// How long a consumer may hold the producer up.
+    pub(super) hold_max_ns: u64,
 }
 
 impl ByPath {

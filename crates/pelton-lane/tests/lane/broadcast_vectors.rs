@@ -75,6 +75,7 @@ fn assert_is(found: Result<u64, LaneError>, step: &Value, context: &str) {
     match found {
         Ok(found) => assert_eq!(Some(found), step["is"].as_u64(), "{context}"),
         Err(LaneError::Corrupt { .. }) => assert_eq!("corrupt", text(&step["is"]), "{context}"),
+        Err(LaneError::HoldTooLong { .. }) => assert_eq!("refused", text(&step["is"]), "{context}"),
         Err(other) => panic!("{context}: {other}"),
     }
 }

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 
 const CAPACITY: u64 = 128;
 const LAG: Policy = Policy::Lag { slack: 0 };
+const UNTIL: Policy = Policy::GateUntil { slack: 0, lag_after_ns: 1 };
 
 /// The pages and words of one run of a model, freed at its end.
 struct Lane {
@@ -319,7 +320,7 @@ fn fence_a_waiting_producer_is_rung_by_its_holder_without_membarrier() {
 #[test]
 fn light_heavy_a_producer_whose_holder_begins_to_lag_is_rung_by_the_next_one() {
     sleep_model(2, true, move || {
-        let lane = Lane::new([Policy::GateUntil { slack: 0, lag_after_ns: 1 }, Policy::Gate]);
+        let lane = Lane::new([UNTIL, Policy::Gate]);
         let mut producer = lane.producer(true);
         let doorbell = Doorbell::new();
         let [stopped, mut consumer] = [0, 1].map(|cursor| lane.join(&mut producer, cursor, true));
@@ -418,17 +419,22 @@ impl PathLane {
         Arc::new(PathLane { lane: Lane::new([Policy::Gate; 2]), table })
     }
 
+    fn table(&self) -> &CursorTable {
+        // SAFETY: it lives as long as `self`.
+        unsafe { self.table.as_ref() }
+    }
+
     fn producer(&self) -> BroadcastProducer {
         // SAFETY: the pages outlive the sides, and the lane has one producer at a time.
         unsafe { BroadcastProducer::take_over(self.lane.memory, self.table, 1, true) }.unwrap()
     }
 
     fn join(&self, policy: Policy, from: StartFrom) -> BroadcastConsumer {
-        self.try_join(policy, from).unwrap()
+        self.try_join(policy, from, false).unwrap()
     }
 
-    fn try_join(&self, policy: Policy, from: StartFrom) -> Result<BroadcastConsumer, LaneError> {
-        let joining = JoinByPath { slot: 0, policy, from, continues: false, pid: 2 };
+    fn try_join(&self, policy: Policy, from: StartFrom, continues: bool) -> Result<BroadcastConsumer, LaneError> {
+        let joining = JoinByPath { slot: 0, policy, from, continues, pid: 2 };
         // SAFETY: the pages outlive the sides, and the slot has one consumer.
         unsafe {
             let bytes_max = message_bytes_limit(CAPACITY);
@@ -485,30 +491,53 @@ fn join_the_policy_of_a_consumer_that_joins_by_itself_is_visible() {
     });
 }
 
+/// A consumer joins while a producer begins that admits none which holds it up. Returns the refusal, and whether the
+/// producer begins.
+fn join_beside_limit(lane: &Arc<PathLane>, policy: Policy, continues: bool) -> (Option<LaneError>, bool) {
+    let limiting = thread::spawn({
+        let lane = lane.clone();
+        move || {
+            lane.table().limit_holds(0);
+            lane.table().longer_holders(0).next().is_none()
+        }
+    });
+    let joined = lane.try_join(policy, StartFrom::Oldest, continues);
+    let begins = limiting.join().unwrap();
+    assert!(joined.is_err() || !begins, "both have succeeded");
+    // One that gives up leaves nothing behind that holds the producer up.
+    assert!(joined.is_ok() || lane.table().longer_holders(0).next().is_none());
+    (joined.err(), begins)
+}
+
 /// [join]: a producer that begins with a limit, or a consumer beyond it which joins meanwhile, finds the other.
 #[test]
 fn joiner_limit_a_producer_that_begins_with_a_limit_has_no_consumer_beyond_it() {
     model(2, || {
         let lane = PathLane::new();
-        let limiting = thread::spawn({
-            let lane = lane.clone();
-            move || {
-                // SAFETY: the table lives as long as the lane.
-                let table = unsafe { lane.table.as_ref() };
-                table.limit_holds(0);
-                table.longer_holders(0).next().is_none()
-            }
-        });
-        let joined = lane.try_join(Policy::Gate, StartFrom::Oldest);
-        let begins = limiting.join().unwrap();
-        match joined {
-            Ok(_) => assert!(!begins, "both have succeeded"),
-            Err(refused) => {
-                assert_eq!(refused, LaneError::HoldTooLong { holds_ns: u64::MAX, hold_max_ns: 0 });
-                // SAFETY: as above.
-                assert_eq!(unsafe { lane.table.as_ref() }.longer_holders(0).next(), None);
-            }
-        }
+        let (refused, _) = join_beside_limit(&lane, Policy::Gate, false);
+        assert!(refused.is_none_or(|error| error == LaneError::HoldTooLong { holds_ns: u64::MAX, hold_max_ns: 0 }));
+    });
+}
+
+/// [join]: the same of a durable consumer that continues with another policy.
+#[test]
+fn joiner_limit_a_consumer_that_continues_beyond_a_limit_finds_it() {
+    model(2, || {
+        let lane = PathLane::new();
+        lane.try_join(LAG, StartFrom::Oldest, true).unwrap();
+        let (refused, _) = join_beside_limit(&lane, UNTIL, true);
+        assert!(refused.is_none() || lane.table().continued_policy(0) == Ok(Some(LAG)));
+    });
+}
+
+/// [join]: a producer does not begin that finds a gate, though this one continues with a time. The time is published
+/// before the policy.
+#[test]
+fn join_a_consumer_that_continues_and_holds_the_producer_up_for_less_is_found() {
+    model(2, || {
+        let lane = PathLane::new();
+        lane.try_join(Policy::Gate, StartFrom::Oldest, true).unwrap();
+        assert_eq!(join_beside_limit(&lane, UNTIL, true), (None, false));
     });
 }
 

@@ -396,3 +396,108 @@ pub fn publisher_goes_on_and_one_joins(run: &Run, takes_over: bool) {
     drop((joined, lagging));
     works(run, &mut publishing);
 }
+
+/// A publisher that admits none which holds it up. It does not wait for one to leave.
+fn limited(run: &Run) -> pelton::Result<Publishing> {
+    let options = with_capacity::<maker::CreatePublisher>(SMALL).hold_max(Duration::ZERO);
+    let publisher = options.connect_deadline(Deadline::Now).create_publisher(run.path());
+    publisher.map(|publisher| Publishing::of(publisher, LARGE_BYTES))
+}
+
+#[track_caller]
+fn is_refused<T>(result: pelton::Result<T>) -> bool {
+    match result {
+        Ok(_) => false,
+        Err(Error::Refused(_)) => true,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A publisher begins with a limit. If it dies, the next one has its own.
+pub fn publisher_limits(run: &Run) {
+    drop(Publishing::open(run, LARGE_BYTES));
+    let victim = fork(Last::Killed, |inside| {
+        inside.count();
+        let mut publishing = limited(run).unwrap();
+        publishing.send(2);
+        publishing
+    });
+    run.finish(victim, || ());
+    is_refused(oldest().open_subscriber(run.path()));
+    let mut publishing = next_publisher(run, LARGE_BYTES);
+    works(run, &mut publishing);
+}
+
+/// A publisher is stopped at each step of a beginning with a limit, and a gate joins meanwhile: one of them is refused.
+/// [join]
+pub fn publisher_limits_and_a_gate_joins(run: &Run) {
+    shared().stops.store(true, SeqCst);
+    drop(Publishing::open(run, LARGE_BYTES));
+    let victim = fork(Last::Exit, |inside| {
+        inside.count();
+        if let Ok(mut publishing) = limited(run) {
+            publishing.send_a_lap();
+        }
+    });
+    let mut joined = None;
+    victim.watch(false, &mut || {
+        if joined.is_none() {
+            joined = oldest().open_subscriber(run.path()).map_err(|error| is_refused::<()>(Err(error))).ok();
+        }
+    });
+    run.finish(victim, || ());
+    assert!(joined.is_none() || shared().committed.load(SeqCst) == 0, "both");
+    let mut publishing = next_publisher(run, LARGE_BYTES);
+    publishing.send(1);
+    if let Some(subscriber) = joined {
+        Subscribing::of(subscriber, LARGE_BYTES).read_to(publishing.next());
+    }
+    works(run, &mut publishing);
+}
+
+/// A subscriber is stopped at each step of its join, or of a return by which it may hold the publisher up, and a
+/// publisher with a limit begins meanwhile: one of them is refused. The subscriber leaves nothing behind, or all as it
+/// was. [join]
+pub fn subscriber_joins_beside_a_limit(run: &Run, durable: bool, continues: bool) {
+    shared().stops.store(true, SeqCst);
+    let mut publishing = Publishing::open(run, LARGE_BYTES);
+    let name = |options: Options<maker::OpenSubscriber>| if durable { options.durable("audit") } else { options };
+    if continues {
+        drop(name(by(Policy::Lag)).open_subscriber(run.path()).unwrap());
+    }
+    publishing.send(2);
+    drop(publishing);
+    let options = name(if continues { until() } else { oldest() });
+    let victim = fork(Last::Exit, |inside| {
+        inside.count();
+        let opened = options.open_subscriber(run.path());
+        shared().seen.store(u64::from(opened.is_ok()), SeqCst);
+        // It leaves by its end, after all steps.
+        is_refused(opened.map(std::mem::forget));
+    });
+    let mut beginning = None;
+    victim.watch(false, &mut || {
+        if beginning.is_none() {
+            beginning = limited(run).map_err(|error| is_refused::<()>(Err(error))).ok();
+        }
+        beginning.iter_mut().for_each(Publishing::send_a_lap);
+    });
+    run.finish(victim, || ());
+    let joined = shared().seen.load(SeqCst) == 1;
+    if let Some(mut publishing) = beginning {
+        assert!(!joined, "both");
+        publishing.send_a_lap();
+        assert_eq!(subscriptions(run), usize::from(continues));
+        drop(publishing);
+    }
+    let mut publishing = next_publisher(run, LARGE_BYTES);
+    if continues {
+        let mut subscribing = Subscribing::open(run, &name(by(Policy::Lag)), LARGE_BYTES);
+        assert!(subscribing.subscriber.continues());
+        subscribing.read_to(publishing.next());
+    }
+    if durable {
+        inspect::remove_durable(run.path(), "audit").unwrap();
+    }
+    works(run, &mut publishing);
+}
