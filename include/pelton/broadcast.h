@@ -78,8 +78,9 @@ typedef struct pelton_publisher_options {
     int64_t hold_max_ns;         /* how long one subscriber may hold the publisher up at one message. One that could do
                                     so for longer is refused. 0: no limit. PELTON_NO_HOLD: each must lag. By path the
                                     limit stays until the next publisher begins */
-    int64_t deadline_ns;         /* path: opening waits until then while another publisher is alive, or a subscriber is
-                                    beyond hold_max_ns, with a time that has passed not at all. 0: for 200 ms, which the kernel may take to end a process */
+    int64_t deadline_ns;         /* path: opening waits until then while another publisher is alive, or a subscription
+                                    may hold it up for longer than hold_max_ns; with a time that has passed it does not
+                                    wait. 0: for 200 ms, which the kernel may take to end a process */
     const uint32_t *uids;        /* users that may subscribe, besides this process's own, */
     uint32_t uid_count;          /* and their number */
     uint32_t mode;               /* path: permission bits of a created directory, 0700. One that exists, and has more
@@ -94,7 +95,7 @@ typedef struct pelton_publisher_options {
  * predecessor, with the sizes that the broadcast was created with. Without a subscriber, later messages overwrite
  * earlier ones, except the last ones by the option history.
  * Errors: PELTON_NAME, PELTON_OPTION. By name: PELTON_IN_USE. By path: PELTON_ROLE_TAKEN: another publisher is alive.
- * PELTON_REFUSED: a subscription, also one that no process uses, may hold it up for longer than hold_max_ns.
+ * PELTON_REFUSED: a subscription, perhaps one that no process uses, may hold it up for longer than hold_max_ns.
  * PELTON_NOT_A_CHANNEL, PELTON_NO_SPACE, PELTON_CORRUPT. PELTON_REBOOTED: remove the directory. */
 PELTON_MUST_USE int pelton_publisher_open(const char *name, const pelton_publisher_options *options,
                                           pelton_publisher **out);

@@ -378,7 +378,7 @@ impl<M> Options<M> {
     /// the sum of their times. A subscriber that could do so for longer is refused: with a limit, [`Policy::Gate`]
     /// needs an [`Options::lag_after`] of at most that, and with zero each subscriber must lag. By default there is
     /// no limit. In a directory the limit of the last publisher also refuses while there is none, and a publisher does
-    /// not begin while it has a subscriber beyond its own.
+    /// not begin while a subscription may hold it up for longer, even if no process uses that subscription.
     pub fn hold_max(mut self, time: Duration) -> Options<M>
     where
         M: Accepts<setting::HoldMax>,
