@@ -25,8 +25,8 @@ impl Options<maker::CreatePublisher> {
     /// subscriber: without one, later messages overwrite earlier ones, but [`Options::history`] keeps the last ones.
     ///
     /// Waits while another publisher is alive: until [`Options::connect_deadline`], and without one for 200 ms, because
-    /// a killed process keeps its role until the kernel has ended it. It waits for subscribers, too, that may hold it up
-    /// for longer than [`Options::hold_max`].
+    /// a killed process keeps its role until the kernel has ended it. It also waits for subscribers to leave that may
+    /// hold it up for longer than [`Options::hold_max`].
     ///
     /// ```
     /// # fn main() -> pelton::Result<()> {

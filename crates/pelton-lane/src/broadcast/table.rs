@@ -257,8 +257,8 @@ impl CursorTable {
         failpoint("table: join counted");
     }
 
-    /// How long one consumer may hold the producer up, in nanoseconds; `u64::MAX`: without a limit. It is of the producer
-    /// that began last, or died before it had begun.
+    /// How long one consumer may hold the producer up, in nanoseconds; `u64::MAX`: without a limit. It is that of the
+    /// producer that began last, or died before it had begun.
     pub fn hold_max_ns(&self) -> u64 {
         // Relaxed: the caller's fence orders it. [join]
         self.hold_limit.load(Relaxed).wrapping_sub(1)
