@@ -407,6 +407,7 @@ func (c *BroadcastConsumer) boundNow() uint64 {
 // copies. One that begins moves to the end of the messages if that is before the number: the tail by which it has
 // chosen it may be visible before the last messages are. Errors: [Corrupt].
 func (c *BroadcastConsumer) seek(number uint64, begins bool) (bool, error) {
+	passed := uint64(0)
 	for range keptTries {
 		at, place, err := c.bound()
 		switch {
@@ -414,15 +415,18 @@ func (c *BroadcastConsumer) seek(number uint64, begins bool) (bool, error) {
 			return false, err
 		case at > number && !c.ReadsInPlace():
 			return false, nil
-		case at > number || number-at > c.capacity/8:
+		// The bound only grows, so all these walks together pass over each message at most once.
+		case at > number || number-at > c.capacity/8 || at < passed:
 			return false, &Corrupt{"number of a durable cursor", number, at}
 		}
 		// As a consumer that lags: the producer may overwrite what this side passes over. [keep]
 		for {
 			record, ok, err := c.recordAt(place)
+			oldest := c.boundNow()
 			testHookJoin()
-			if c.boundNow() > at {
+			if oldest > at {
 				// Once more, from the new place.
+				passed = oldest
 				break
 			}
 			if err == nil && !ok && begins {

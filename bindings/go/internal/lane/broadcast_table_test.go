@@ -262,6 +262,40 @@ func TestAConsumerThatHasJustJoinedIsRung(t *testing.T) {
 	}
 }
 
+// A producer that gives up more and more of the lane, and then less: the consumer that walks through it ends.
+func TestABoundThatFallsDuringAWalkIsCorrupt(t *testing.T) {
+	defer func() { testHookJoin = func() {} }()
+	for _, kind := range []PolicyKind{Gate, Lag} {
+		l := freshPathLane(CapacityMin)
+		p := l.takeOver(t)
+		var places []Position
+		joining := JoinByPath{Slot: 5, Policy: Policy{Kind: kind}, IsDurable: true}
+		c := l.mustJoin(t, joining)
+		for range 20 {
+			places = append(places, p.inner.Tail())
+			mustSend(t, p, 8)
+		}
+		store64(l.table.Cursor(5), cursorNumber, 20)
+		segment, numberAt, placeAt := []byte(l.table), uint64(tableHeld), uint64(tableHeldPlace)
+		if !c.ReadsInPlace() {
+			segment, numberAt, placeAt = l.Producer, broadcastKept, broadcastKeptPlace
+		}
+		steps := 0
+		testHookJoin = func() {
+			steps++
+			// It passes over message 1, finds that 9 is the bound now, and then 5.
+			if bound := map[int]uint64{2: 9, 3: 5}[steps]; bound != 0 {
+				storeBound(segment, numberAt, placeAt, bound, places[bound-1])
+			}
+		}
+		_, err := JoinBroadcast(l.BroadcastMemory, l.table, joining, l.bytesMax(), true)
+		if steps != 3 {
+			t.Fatal(steps, err)
+		}
+		mustBeCorrupt(t, err)
+	}
+}
+
 // [join]: a producer that overwrites what a consumer has yet to read, which has just joined, loses a message. Not under
 // the race detector: a consumer that joins loads headers that may be overwritten meanwhile, and then discards them.
 func TestConsumersJoinWhileTheProducerPublishes(t *testing.T) {
