@@ -56,8 +56,13 @@ func CreatePublisher(ctx context.Context, path string, options *Options) (*Publi
 		p.path = of
 		p.meetTimer = time.AfterFunc(meetAgain, p.notice)
 		p.meetTimer.Stop()
-		// It rings the subscribers of its predecessor.
-		if err := p.attend(); err != nil {
+		// It rings the subscribers of its predecessor. One may end meanwhile, which another goroutine notices.
+		err = p.guard.Enter()
+		if err == nil {
+			err = p.attend()
+			p.leave()
+		}
+		if err != nil {
 			_ = p.Close()
 			return nil, err
 		}
