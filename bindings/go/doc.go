@@ -39,7 +39,8 @@
 //		fmt.Println(len(delivery.Bytes), delivery.Missed)
 //	}
 //
-// Each subscriber chooses what happens when it falls behind: see [Policy].
+// Each subscriber chooses what happens when it falls behind: see [Policy]. The publisher may refuse those that could
+// hold it up for too long: see [Options.HoldMax].
 //
 // A directory keeps the lane: [CreatePublisher] and [OpenSubscriber] come and go in any order, and each continues where
 // its predecessor was. A subscriber with [Options.Durable] keeps its place under a name.

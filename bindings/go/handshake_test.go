@@ -257,7 +257,7 @@ func TestThePagesOfBroadcastsAreAcceptedOrRefusedAsTheVectorsSay(t *testing.T) {
 				send(answer.Encode(), page.FD, ring.Eventfd)
 				var joining *handshake.Joining
 				if joining, result = s.NewSubscription(&handshake.PublisherSide{Page: own, Data: data, BytesMax: limit,
-					Doorbell: ownDoorbell, HoldMax: -1}); result == nil {
+					Doorbell: ownDoorbell}); result == nil {
 					joining.Drop()
 				}
 			}

@@ -139,8 +139,8 @@ type Options struct {
 	// that happen not to be overwritten yet.
 	History int
 	// HoldMax is how long one subscriber may hold a publisher up at one message. One that could do so for longer is
-	// refused: with a limit, Gate needs a LagAfter of at most that. 0: no limit. Below 0: each subscriber must lag. Not
-	// for a directory, where subscribers join by themselves.
+	// refused: with a limit, Gate needs a LagAfter of at most that. 0: no limit. Below 0: each subscriber must lag. In a
+	// directory it stays when the publisher leaves, until the next one stores its own: see [CreatePublisher].
 	HoldMax time.Duration
 	// OnLeak is called for a message that was neither released nor is referenced any more, some time later, by a
 	// goroutine of its own. Its space becomes free. nil: it is logged.
@@ -259,6 +259,16 @@ func (o *Options) forPublisher() (limits.Settings, error) {
 		return limits.Settings{}, fail.New(ErrOption, "History is %d, wanted 0 or more messages", o.History)
 	}
 	return o.forSender()
+}
+
+func (o *Options) holdLimit() lane.HoldLimit {
+	switch {
+	case o.HoldMax == 0:
+		return 0
+	case o.HoldMax < 0:
+		return 1
+	}
+	return lane.HoldLimit(o.HoldMax) + 1
 }
 
 // forSubscriber returns the settings of a subscriber, its policy and where it begins.

@@ -20,19 +20,21 @@ import (
 // with, as its publisher. It continues after the last message of its predecessor, whose subscribers continue too. It
 // needs no subscriber: without one, later messages overwrite earlier ones, but [Options.History] keeps the last ones.
 //
-// It waits while another publisher is alive: for 200 ms, because a killed process keeps its role until the kernel has
-// ended it, and with [Options.Await] until the context ends.
+// With [Options.HoldMax] it refuses subscribers that could hold it up for longer, also while it is away: the limit
+// stays until the next publisher stores its own, or none.
 //
-// Errors: [ErrRoleTaken] after that wait, together with the context's if that ended; [ErrNotAChannel] if something else
-// is there, or a check fails; [ErrNoSpace]; [ErrRebooted]: remove the broadcast, which cannot be recovered;
-// [ErrCorrupt], [ErrOption], [ErrSystem].
+// It waits while another publisher is alive, or a subscription is there that could hold it up for longer than HoldMax:
+// for 200 ms, because a killed process keeps its role until the kernel has ended it, and with [Options.Await] until the
+// context ends.
+//
+// Errors: after that wait, together with the context's if that ended, [ErrRoleTaken], and [ErrRefused] for such a
+// subscription: end its process, or remove a durable one by [RemoveSubscription], or raise HoldMax. [ErrNotAChannel] if
+// something else is there, or a check fails; [ErrNoSpace]; [ErrRebooted]: remove the broadcast, which cannot be
+// recovered; [ErrCorrupt], [ErrOption], [ErrSystem].
 func CreatePublisher(ctx context.Context, path string, options *Options) (*Publisher, error) {
 	o := options.orDefault()
 	if _, err := o.forPublisher(); err != nil {
 		return nil, err
-	}
-	if o.HoldMax != 0 {
-		return nil, fail.New(ErrOption, "HoldMax is %v, wanted 0: subscribers of a directory join by themselves", o.HoldMax)
 	}
 	makes, err := o.pathMakes()
 	if err != nil {
@@ -43,7 +45,7 @@ func CreatePublisher(ctx context.Context, path string, options *Options) (*Publi
 		if err != nil {
 			return nil, err
 		}
-		of, err := d.OpenPublisher(ctx, o.Await)
+		of, err := d.OpenPublisher(ctx, o.Await, o.holdLimit())
 		// Removed meanwhile: there may be another by now.
 		if errors.Is(err, ErrNoChannel) {
 			continue
@@ -56,8 +58,13 @@ func CreatePublisher(ctx context.Context, path string, options *Options) (*Publi
 		p.path = of
 		p.meetTimer = time.AfterFunc(meetAgain, p.notice)
 		p.meetTimer.Stop()
-		// It rings the subscribers of its predecessor.
-		if err := p.attend(); err != nil {
+		// It rings the subscribers of its predecessor. One may end meanwhile, which another goroutine notices.
+		err = p.guard.Enter()
+		if err == nil {
+			err = p.attend()
+			p.leave()
+		}
+		if err != nil {
 			_ = p.Close()
 			return nil, err
 		}
@@ -125,9 +132,10 @@ type subscriberPath struct {
 //
 // Errors: [ErrNoChannel]; after that wait, together with the context's if that ended, [ErrRoleTaken] for the name,
 // [ErrRefused] for the number, and [ErrTimedOut] if another process has stopped while it opened or removed a durable
-// subscription. [ErrRefused] too if a durable subscription that was not by [Gate] is continued by it, or is by
-// [Latest]. [ErrName], [ErrCorrupt], [ErrOption], [ErrNotAChannel], [ErrNoSpace], [ErrRebooted], [ErrSystem]; the
-// context's, while there is no broadcast.
+// subscription. [ErrRefused] too if it could hold a publisher up for longer than the [Options.HoldMax] of the present
+// or last one: a durable subscription then keeps its place. And if a durable subscription that was not by [Gate] is
+// continued by it, or is by [Latest]. [ErrName], [ErrCorrupt], [ErrOption], [ErrNotAChannel], [ErrNoSpace],
+// [ErrRebooted], [ErrSystem]; the context's, while there is no broadcast.
 func OpenSubscriber(ctx context.Context, path string, options *Options) (*Subscriber, error) {
 	o := options.orDefault()
 	_, policy, from, err := o.forSubscriber()

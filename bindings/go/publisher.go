@@ -159,14 +159,8 @@ func newPublisher(o Options, settings limits.Settings) (*Publisher, error) {
 		return nil, fail.Lane(err)
 	}
 	p := publisherOf(o, producer, handshake.PublisherSide{Page: page, Data: data, BytesMax: producer.BytesMax(),
-		Doorbell: ownDoorbell, HoldMax: -1})
+		Doorbell: ownDoorbell, HoldLimit: o.holdLimit()})
 	p.settings = settings
-	switch {
-	case o.HoldMax > 0:
-		p.side.HoldMax = o.HoldMax
-	case o.HoldMax < 0:
-		p.side.HoldMax = 0
-	}
 	return p, nil
 }
 

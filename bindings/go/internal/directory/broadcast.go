@@ -3,6 +3,7 @@ package directory
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strconv"
 
@@ -63,23 +64,40 @@ type Publication struct {
 	Role              *Role
 }
 
-// OpenPublisher claims the role of the publisher, for which it waits as claim does, and takes over the lane. It owns d.
-func (d *Directory) OpenPublisher(ctx context.Context, isPatient bool) (*Publication, error) {
+// OpenPublisher claims the role of the publisher, and takes over the lane. It waits as claim does for the role, and
+// while a subscription may hold it up for longer than the limit. It owns d.
+func (d *Directory) OpenPublisher(ctx context.Context, isPatient bool, limit lane.HoldLimit) (*Publication, error) {
 	h := &claim{directory: d, lock: -1}
 	defer h.release()
 	canBarrier := kernel.Membarrier()
-	var err error
-	h.lock, err = d.claim(ctx, isPatient, func() (int, error) { return d.lock(publisherFile, false) }, always)
-	if err == nil && h.lock < 0 {
-		err = d.taken(ctx, "publisher", d.pid(publisherFile, 388))
-	}
-	if err != nil {
-		return nil, err
-	}
 	p := &Publication{}
+	if p.Table = h.segment(d.table()); h.err != nil {
+		return nil, h.err
+	}
+	holder := ""
+	var err error
+	h.lock, err = d.claim(ctx, isPatient, func() (int, error) {
+		holder = ""
+		lock, err := d.lock(publisherFile, false)
+		if err != nil || lock < 0 {
+			return lock, err
+		}
+		if holder, err = d.limitHolds(p.Table, limit); err != nil || holder != "" {
+			unlock(lock)
+			return -1, err
+		}
+		return lock, nil
+	}, always)
+	switch {
+	case err != nil:
+		return nil, err
+	case holder != "":
+		return nil, fail.With(ctx.Err(), fail.ErrRefused, "%s", holder)
+	case h.lock < 0:
+		return nil, d.taken(ctx, "publisher", d.pid(publisherFile, 388))
+	}
 	p.Page = h.segment(d.publisherPage(true))
 	p.Data = h.segment(d.segment(dataFile, d.header.capacity, true))
-	p.Table = h.segment(d.table())
 	own := h.fifo(publisherDoorbell, unix.O_RDWR)
 	life := h.fifo(publisherLiveness, unix.O_RDONLY)
 	if h.err != nil {
@@ -100,6 +118,38 @@ func (d *Directory) OpenPublisher(ctx context.Context, isPatient bool) (*Publica
 	p.Table.ForgetDescriptor()
 	p.Role = &Role{Directory: d, lock: h.lock, liveness: life}
 	return p, nil
+}
+
+// limitHolds stores the limit of a publisher that begins, whose role the caller has. If a subscription may hold it up
+// for longer, it stores the former limit again, and says which one that is, and what to do.
+func (d *Directory) limitHolds(of *memory.Segment, limit lane.HoldLimit) (holder string, err error) {
+	table := lane.Table(of.Bytes)
+	former := table.HoldLimit()
+	// Each subscriber that joins either loads the limit after that, or is found here. [join]
+	table.SetHoldLimit(limit)
+	for slot := range uint32(lane.CursorsMax) {
+		policy, isCounted := table.CountedPolicy(slot)
+		tooLong, isTooLong := errors.AsType[*lane.HoldsTooLong](limit.Check(policy))
+		if !isCounted || !isTooLong {
+			continue
+		}
+		name, isUsed := table.Slot(slot).Name, false
+		if isUsed, err = d.isByteLocked(of.FD, tableFile, int64(slot)); err == nil && name == "" && !isUsed {
+			// Its process has died.
+			continue
+		}
+		table.SetHoldLimit(former)
+		process := fmt.Sprintf(" in process %d", lane.CursorPID(table.Cursor(slot)))
+		found, advice := "a subscriber of "+d.Path+process, "end it"
+		if name != "" {
+			found, advice = fmt.Sprintf("the durable subscription %q of %s", name, d.Path), "remove it by RemoveSubscription"
+			if isUsed {
+				found, advice = found+process, "end it and "+advice
+			}
+		}
+		return tooLong.Text(found, advice), err
+	}
+	return "", nil
 }
 
 // Meet returns the link to the process of a subscriber that has joined by itself, and rings it: it may have fallen
@@ -171,6 +221,10 @@ func (d *Directory) OpenSubscriber(ctx context.Context, isPatient bool, durable 
 		return nil, nil, nil, false, h.err
 	}
 	table := lane.Table(sub.Cursor.Bytes)
+	// Before a slot gets the durable name.
+	if err := table.HoldLimit().Check(policy); err != nil {
+		return nil, nil, nil, false, fail.Lane(err)
+	}
 	slot, lock, err := d.claimSlot(ctx, isPatient, table, durable)
 	if err != nil {
 		return nil, nil, nil, false, err
@@ -209,6 +263,7 @@ func (d *Directory) OpenSubscriber(ctx context.Context, isPatient bool, durable 
 			joining, d.header.bytesMax, canBarrier)
 	}
 	if err != nil {
+		d.ringPublisher()
 		return nil, nil, nil, false, fail.Lane(err)
 	}
 	if own, err = doorbell.NewFIFO(h.Claim(ownFIFO)); err != nil {

@@ -56,6 +56,13 @@ func (d *Directory) lockByte(name string, at int64, waits bool) (int, error) {
 	return -1, d.failed("locking", name, err)
 }
 
+// isByteLocked reports whether another description has the lock of a byte of an open file.
+func (d *Directory) isByteLocked(fd int, name string, at int64) (bool, error) {
+	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1}
+	err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_GETLK, &lock)
+	return lock.Type != unix.F_UNLCK, d.failed("checking a lock of", name, err)
+}
+
 // unlock releases a description's lock explicitly: a child on its way to exec may have the description for a moment
 // longer.
 func unlock(fd int) {

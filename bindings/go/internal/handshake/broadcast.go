@@ -1,8 +1,6 @@
 package handshake
 
 import (
-	"time"
-
 	"github.com/pelton-ipc/pelton/bindings/go/internal/doorbell"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/fail"
 	"github.com/pelton-ipc/pelton/bindings/go/internal/kernel"
@@ -18,8 +16,7 @@ type PublisherSide struct {
 	Page, Data *memory.Segment
 	BytesMax   uint64
 	Doorbell   *doorbell.Own
-	// How long a subscriber may hold the publisher up; negative: without a limit.
-	HoldMax time.Duration
+	HoldLimit  lane.HoldLimit
 }
 
 // Joining is a subscriber that has sent its cursor, and that the publisher may let join. It owns its parts until
@@ -68,9 +65,8 @@ func (s *Handshake) NewSubscription(side *PublisherSide) (*Joining, error) {
 	if j.Policy, err = lane.CursorPolicy(j.Cursor.Bytes); err != nil {
 		return nil, s.Report(fail.Lane(err))
 	}
-	if holds := j.Policy.HoldsNS(); side.HoldMax >= 0 && holds > uint64(side.HoldMax) {
-		return nil, s.Refuse("the subscriber may hold the publisher up %s, which takes at most %v of that: subscribe by Lag or Latest, or by Gate with LagAfter, or raise the publisher's HoldMax",
-			holdText(j.Policy), side.HoldMax)
+	if err := side.HoldLimit.Check(j.Policy); err != nil {
+		return nil, s.Refuse("%v", err)
 	}
 	if j.From.Kind > lane.FromLast {
 		return nil, s.Refuse("the subscriber begins at %d, wanted 0 to %d", answer.Seq, lane.FromLast)
@@ -80,13 +76,6 @@ func (s *Handshake) NewSubscription(side *PublisherSide) (*Joining, error) {
 	}
 	j.parts, p = p, link.Parts{}
 	return j, nil
-}
-
-func holdText(policy lane.Policy) string {
-	if policy.Kind == lane.Gate {
-		return "without a limit"
-	}
-	return "for " + time.Duration(min(policy.HoldsNS(), 1<<63-1)).String()
 }
 
 // Admit sends the subscriber the place where it begins. The publisher counts it already, so that nothing there is

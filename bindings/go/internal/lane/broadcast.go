@@ -1,8 +1,11 @@
 package lane
 
 import (
+	"fmt"
+	"math"
 	"runtime"
 	"sync/atomic"
+	"time"
 )
 
 // A broadcast lane has one producer and up to CursorsMax consumers with a cursor each: spec/broadcast.md. Records,
@@ -96,6 +99,39 @@ func (p Policy) HoldsNS() uint64 {
 	return 0
 }
 
+// HoldLimit is for how long one consumer may hold the producer up at one message: 1 + the nanoseconds. 0: no limit.
+type HoldLimit uint64
+
+// Check returns a [HoldsTooLong] if a consumer of this policy may hold the producer up for longer.
+func (l HoldLimit) Check(p Policy) error {
+	if l == 0 || p.HoldsNS() <= uint64(l-1) {
+		return nil
+	}
+	return &HoldsTooLong{p, l}
+}
+
+// HoldsTooLong reports a consumer that may hold the producer up for longer than the limit says.
+type HoldsTooLong struct {
+	Policy Policy
+	Limit  HoldLimit
+}
+
+// Text names the consumer, and says what to do.
+func (e *HoldsTooLong) Text(consumer, advice string) string {
+	holds := "without a limit"
+	if e.Policy.Kind != Gate {
+		holds = "for " + durationOf(e.Policy.HoldsNS()).String()
+	}
+	return fmt.Sprintf("%s may hold the publisher up %s, which takes at most %v of that: %s, or raise the publisher's HoldMax",
+		consumer, holds, durationOf(uint64(e.Limit-1)), advice)
+}
+
+func (e *HoldsTooLong) Error() string {
+	return e.Text("the subscriber", "subscribe by Lag or Latest, or by Gate with LagAfter")
+}
+
+func durationOf(ns uint64) time.Duration { return time.Duration(min(ns, math.MaxInt64)) }
+
 // within returns the policy in a lane of this capacity, of which half is the most slack.
 func (p Policy) within(capacity uint64) Policy {
 	p.Slack = min(p.Slack, capacity/2)
@@ -159,15 +195,19 @@ func MakeCursorPage(page []byte, policy Policy, pid uint32) {
 
 // beginCursor makes a page that no producer counts ready for its next consumer.
 func beginCursor(page []byte, policy Policy, pid uint32) {
-	store32(page, cursorPolicy, uint32(policy.Kind))
-	store64(page, cursorSlack, policy.Slack)
-	store64(page, cursorLagAfterNS, policy.LagAfterNS)
+	storePolicy(page, policy)
 	for _, counter := range []uint64{cursorMessages, cursorBytes, cursorWaits, cursorSleeps, cursorWakesSent,
 		cursorMissed} {
 		store64(page, counter, 0)
 	}
 	store32(page, cursorPid, pid)
 	store32(page, cursorState, stateOpen)
+}
+
+func storePolicy(page []byte, policy Policy) {
+	store32(page, cursorPolicy, uint32(policy.Kind))
+	store64(page, cursorSlack, policy.Slack)
+	store64(page, cursorLagAfterNS, policy.LagAfterNS)
 }
 
 // CursorPolicy returns the policy in a consumer's page, which the caller keeps: a hostile consumer may change the page.

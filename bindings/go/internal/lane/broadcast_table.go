@@ -15,10 +15,12 @@ import (
 //   - [join]: a consumer stores its number and its join, and then loads kept. The producer stores kept, and then loads
 //     all joins. At least one of them finds the other's store, as atomic operations are kept in order here. A Rust
 //     process has a full fence between the two.
+//   - [join], too: a consumer stores its policy and its join, and then loads hold_limit. A producer that begins stores
+//     hold_limit, and then loads all joins and policies. So one of them finds a consumer that may hold longer.
 
 const (
 	// TableSignature is the hash of the table's layout in spec/broadcast.md.
-	TableSignature = 0x7dd08b5f56a54904
+	TableSignature = 0x2d77f34fd204f861
 	MagicTable     = 0x542d6e6f746c6570
 	// DurableBytesMax is the longest name of a durable consumer.
 	DurableBytesMax = 64
@@ -26,6 +28,7 @@ const (
 	tableChanges   = 64
 	tableHeld      = 128
 	tableHeldPlace = 136
+	tableHoldLimit = 144
 
 	tableEntries = 8192
 	entryBytes   = 128
@@ -108,6 +111,21 @@ func (t Table) ContinuedPolicy(slot uint32) (policy Policy, continues bool, err 
 	}
 	policy, err = CursorPolicy(t.Cursor(slot))
 	return policy, true, err
+}
+
+// HoldLimit returns the limit of the producer, or of the last one if there is none.
+func (t Table) HoldLimit() HoldLimit { return HoldLimit(load64(t, tableHoldLimit)) } // [join]
+
+// SetHoldLimit stores the limit of a producer that begins, whose role the caller has. It then loads the policies
+// of all slots.
+func (t Table) SetHoldLimit(limit HoldLimit) { store64(t, tableHoldLimit, uint64(limit)) } // [join]
+
+// CountedPolicy returns the policy of a slot that the producer counts; false: it does not.
+func (t Table) CountedPolicy(slot uint32) (Policy, bool) {
+	join := load64(t, entryAt(slot)) // [join]
+	// A policy that is none is that of no consumer: it has never stored it.
+	policy, err := CursorPolicy(t.Cursor(slot))
+	return policy, err == nil && join&isCounted != 0
 }
 
 // Detach makes the producer count this slot no more. The caller has its lock, and rings the producer afterwards, which
@@ -288,15 +306,16 @@ type JoinByPath struct {
 }
 
 // JoinBroadcast joins a lane by path, with or without a producer. It passes over the messages before the first one that
-// it wants. Ring the producer afterwards, so that it finds the end of this process. Errors: [Corrupt].
+// it wants. Ring the producer afterwards, also after an error, so that it finds the end of this process. Errors:
+// [Corrupt]; [HoldsTooLong]: it has left, or a durable one keeps its place.
 func JoinBroadcast(memory BroadcastMemory, table Table, joining JoinByPath, bytesMax uint64,
 	canBarrier bool) (*BroadcastConsumer, error) {
 	capacity, slot, policy := uint64(len(memory.Data)), joining.Slot, joining.Policy
 	cursor, begunAt := table.Cursor(slot), entryAt(slot)+entryBegun
 	leftAt := load64(cursor, cursorNumber)
-	former, continues, err := Policy{}, false, error(nil)
+	former, continues, err := Policy{}, false, table.HoldLimit().Check(policy)
 	// Otherwise the last consumer died before it had begun, and this one begins anew.
-	if joining.IsDurable {
+	if err == nil && joining.IsDurable {
 		former, continues, err = table.ContinuedPolicy(slot)
 	}
 	if err == nil && continues && policy.Kind == Gate {
@@ -325,6 +344,13 @@ func JoinBroadcast(memory BroadcastMemory, table Table, joining JoinByPath, byte
 	}
 	if continues {
 		table.count(slot) // [join]
+		testHookJoin()
+		if err := table.HoldLimit().Check(policy); err != nil {
+			// As if no process used it.
+			storePolicy(cursor, former)
+			table.count(slot) // [join]
+			return nil, err
+		}
 		c, err := attach(Joined{Number: leftAt, Place: Position{Seq: seqOf(leftAt)}})
 		if err == nil {
 			_, err = c.seek(leftAt, false)
@@ -333,6 +359,11 @@ func JoinBroadcast(memory BroadcastMemory, table Table, joining JoinByPath, byte
 	}
 	c, err := joinAnew(memory, table, joining, attach)
 	if err != nil {
+		return nil, err
+	}
+	// A producer may have begun since the first load. [join]
+	if err := table.HoldLimit().Check(policy); err != nil {
+		c.Close()
 		return nil, err
 	}
 	// So that its successor need not pass over them, if it is durable. One that lags may be passed meanwhile.
@@ -407,6 +438,7 @@ func (c *BroadcastConsumer) boundNow() uint64 {
 // copies. One that begins moves to the end of the messages if that is before the number: the tail by which it has
 // chosen it may be visible before the last messages are. Errors: [Corrupt].
 func (c *BroadcastConsumer) seek(number uint64, begins bool) (bool, error) {
+	passed := uint64(0)
 	for range keptTries {
 		at, place, err := c.bound()
 		switch {
@@ -414,15 +446,18 @@ func (c *BroadcastConsumer) seek(number uint64, begins bool) (bool, error) {
 			return false, err
 		case at > number && !c.ReadsInPlace():
 			return false, nil
-		case at > number || number-at > c.capacity/8:
+		// The bound only grows, so all these walks together pass over each message at most once.
+		case at > number || number-at > c.capacity/8 || at < passed:
 			return false, &Corrupt{"number of a durable cursor", number, at}
 		}
 		// As a consumer that lags: the producer may overwrite what this side passes over. [keep]
 		for {
 			record, ok, err := c.recordAt(place)
+			oldest := c.boundNow()
 			testHookJoin()
-			if c.boundNow() > at {
+			if oldest > at {
 				// Once more, from the new place.
+				passed = oldest
 				break
 			}
 			if err == nil && !ok && begins {

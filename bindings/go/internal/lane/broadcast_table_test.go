@@ -2,12 +2,15 @@ package lane
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/pelton-ipc/pelton/bindings/go/internal/vectors"
@@ -57,7 +60,7 @@ func TestTheTablesLayoutIsTheSpecifications(t *testing.T) {
 		t.Fatalf("%#x", hash)
 	}
 	for field, at := range map[string]int{"changes": tableChanges, "held": tableHeld, "held_place": tableHeldPlace,
-		"begun": entryBegun, "name": entryName, "entry": tableEntries, "cursor": tableCursors} {
+		"hold_limit": tableHoldLimit, "begun": entryBegun, "name": entryName, "entry": tableEntries, "cursor": tableCursors} {
 		found := regexp.MustCompile(`[:,;]` + field + `@(\d+)`).FindSubmatch(line)
 		if found == nil || string(found[1]) != strconv.Itoa(at) {
 			t.Errorf("%s: %s, %d", field, found, at)
@@ -262,6 +265,216 @@ func TestAConsumerThatHasJustJoinedIsRung(t *testing.T) {
 	}
 }
 
+func TestAHoldLimitPermitsWhatItSays(t *testing.T) {
+	const most = 1<<64 - 1
+	until := func(ns uint64) Policy { return Policy{Kind: GateUntil, LagAfterNS: ns} }
+	for _, c := range []struct {
+		limit     HoldLimit
+		policy    Policy
+		isTooLong bool
+	}{
+		{0, Policy{Kind: Gate}, false}, {0, until(most), false},
+		{1, Policy{Kind: Lag, LagAfterNS: most}, false}, {1, Policy{Kind: Latest}, false}, {1, until(0), false},
+		{1, until(1), true}, {1, Policy{Kind: Gate}, true},
+		{101, until(100), false}, {101, until(101), true},
+		// The largest that a hostile table may say.
+		{most, until(most - 1), false}, {most, until(most), true}, {most, Policy{Kind: Gate}, true},
+	} {
+		err := c.limit.Check(c.policy)
+		if tooLong, ok := errors.AsType[*HoldsTooLong](err); ok != c.isTooLong || ok && tooLong.Error() == "" {
+			t.Errorf("limit %d, %+v: %v", c.limit, c.policy, err)
+		}
+	}
+}
+
+func (l pathLane) mustNotJoin(t *testing.T, joining JoinByPath) {
+	t.Helper()
+	_, err := JoinBroadcast(l.BroadcastMemory, l.table, joining, l.bytesMax(), true)
+	if _, ok := errors.AsType[*HoldsTooLong](err); !ok {
+		t.Fatal(err)
+	}
+}
+
+// The limit is there before a consumer joins, or comes while it does.
+func TestAConsumerThatMayHoldTooLongGivesUp(t *testing.T) {
+	defer func() { testHookJoin = func() {} }()
+	for _, policy := range []Policy{{Kind: Gate}, {Kind: GateUntil, LagAfterNS: 101}} {
+		l := freshPathLane(CapacityMin)
+		p := l.takeOver(t)
+		l.table.SetHoldLimit(101)
+		before := slices.Clone(l.table)
+		l.mustNotJoin(t, JoinByPath{Slot: 5, Policy: policy, IsDurable: true})
+		if !slices.Equal(l.table, before) {
+			t.Fatal("it has stored something")
+		}
+		for at := range 2 {
+			l.table.SetHoldLimit(0)
+			steps := 0
+			testHookJoin = func() {
+				if steps == at {
+					l.table.SetHoldLimit(101)
+				}
+				steps++
+			}
+			l.mustNotJoin(t, JoinByPath{Slot: 5, Policy: policy, IsDurable: true})
+			if steps != 2 || l.table.Slot(5).IsCounted || l.table.HasBegun(5) {
+				t.Fatal("it stays", steps)
+			}
+			p.Lost()
+			if joined := p.Joined(); len(joined) != 0 {
+				t.Fatal(joined)
+			}
+		}
+	}
+}
+
+func TestADurableConsumerThatMayHoldTooLongKeepsItsPlace(t *testing.T) {
+	defer func() { testHookJoin = func() {} }()
+	l := freshPathLane(CapacityMin)
+	p := l.takeOver(t)
+	former := Policy{GateUntil, 1000, 100}
+	longer := Policy{GateUntil, 2000, 101}
+	l.mustJoin(t, JoinByPath{Slot: 5, Policy: former, IsDurable: true})
+	sizes := map[uint64]uint64{}
+	for range 9 {
+		sizes[p.Number()] = 8
+		mustSend(t, p, 8)
+	}
+	l.table.SetHoldLimit(101)
+	before := slices.Clone(l.table)
+	l.mustNotJoin(t, JoinByPath{Slot: 5, Policy: longer, IsDurable: true})
+	if !slices.Equal(l.table, before) {
+		t.Fatal("it has stored something")
+	}
+	l.table.SetHoldLimit(0)
+	counted := load64(l.table, entryAt(5))
+	testHookJoin = func() {
+		if policy, isCounted := l.table.CountedPolicy(5); policy != longer || !isCounted {
+			t.Fatal("a producer that begins here does not find it", policy)
+		}
+		l.table.SetHoldLimit(101)
+	}
+	l.mustNotJoin(t, JoinByPath{Slot: 5, Policy: longer, IsDurable: true})
+	testHookJoin = func() {}
+	if policy, isCounted := l.table.CountedPolicy(5); policy != former || !isCounted || !l.table.HasBegun(5) {
+		t.Fatal(policy, isCounted)
+	}
+	// The producer may have counted it by its new policy, and does so anew by the former one.
+	if load64(l.table, entryAt(5)) != counted+4 {
+		t.Fatal("its join is not another one")
+	}
+	p.Lost()
+	p.Remove(1)
+	if joined := p.Joined(); len(joined) != 1 || joined[0].Policy != former {
+		t.Fatal(joined)
+	}
+	c := l.mustJoin(t, JoinByPath{Slot: 5, Policy: former, IsDurable: true})
+	r := &reader{BroadcastConsumer: c, policy: former, next: 1}
+	for r.read(t, 9, sizes) {
+	}
+	if r.next != 10 {
+		t.Fatal(r.next)
+	}
+}
+
+// [join]: a producer that begins with a limit, and a consumer that may hold it up for longer. Both together never
+// succeed.
+func TestAProducerWithALimitNeverBeginsTogetherWithAGate(t *testing.T) {
+	l := freshPathLane(CapacityMin)
+	l.takeOver(t)
+	within, gate := Policy{GateUntil, 0, 99}, Policy{GateUntil, 0, 101}
+	l.mustJoin(t, JoinByPath{Slot: 1, Policy: within, IsDurable: true})
+	const rounds = 10_000
+	// How often each side has met the other one, before a round and after it. They spin, so that both begin within some
+	// 100 ns.
+	var producers, consumers atomic.Int64
+	meet := func(own, other *atomic.Int64) {
+		for n, round := 0, own.Add(1); other.Load() < round; n++ {
+			if n > 1000 {
+				runtime.Gosched()
+			}
+		}
+	}
+	var c *BroadcastConsumer
+	go func() {
+		for round := range rounds {
+			// One that begins anew, and one that continues.
+			slot := uint32(round % 2)
+			meet(&consumers, &producers)
+			c, _ = JoinBroadcast(l.BroadcastMemory, l.table, JoinByPath{Slot: slot, Policy: gate, IsDurable: slot == 1},
+				l.bytesMax(), true)
+			meet(&consumers, &producers)
+		}
+	}()
+	defer func() { producers.Store(2 * rounds) }()
+	var outcomes [2][2]int
+	for round := range rounds {
+		slot := uint32(round % 2)
+		l.table.SetHoldLimit(0)
+		meet(&producers, &consumers)
+		for range round / 2 % 1000 {
+			producers.Load()
+		}
+		l.table.SetHoldLimit(100)
+		found := 0
+		for other := range uint32(2) {
+			if policy, isCounted := l.table.CountedPolicy(other); isCounted && HoldLimit(100).Check(policy) != nil {
+				found = 1
+			}
+		}
+		meet(&producers, &consumers)
+		has := 0
+		if c != nil {
+			has = 1
+		}
+		outcomes[found][has]++
+		if found == 0 && has == 1 {
+			t.Fatal("both have begun, in round ", round)
+		}
+		switch l.table.SetHoldLimit(0); {
+		case c != nil && slot == 0:
+			c.Close()
+		case c != nil:
+			l.mustJoin(t, JoinByPath{Slot: 1, Policy: within, IsDurable: true})
+		}
+	}
+	t.Log("found and joined:", outcomes)
+}
+
+// A producer that gives up more and more of the lane, and then less: the consumer that walks through it ends.
+func TestABoundThatFallsDuringAWalkIsCorrupt(t *testing.T) {
+	defer func() { testHookJoin = func() {} }()
+	for _, kind := range []PolicyKind{Gate, Lag} {
+		l := freshPathLane(CapacityMin)
+		p := l.takeOver(t)
+		var places []Position
+		joining := JoinByPath{Slot: 5, Policy: Policy{Kind: kind}, IsDurable: true}
+		c := l.mustJoin(t, joining)
+		for range 20 {
+			places = append(places, p.inner.Tail())
+			mustSend(t, p, 8)
+		}
+		store64(l.table.Cursor(5), cursorNumber, 20)
+		segment, numberAt, placeAt := []byte(l.table), uint64(tableHeld), uint64(tableHeldPlace)
+		if !c.ReadsInPlace() {
+			segment, numberAt, placeAt = l.Producer, broadcastKept, broadcastKeptPlace
+		}
+		steps := 0
+		testHookJoin = func() {
+			steps++
+			// It passes over message 1, finds that 9 is the bound now, and then 5.
+			if bound := map[int]uint64{2: 9, 3: 5}[steps]; bound != 0 {
+				storeBound(segment, numberAt, placeAt, bound, places[bound-1])
+			}
+		}
+		_, err := JoinBroadcast(l.BroadcastMemory, l.table, joining, l.bytesMax(), true)
+		if steps != 3 {
+			t.Fatal(steps, err)
+		}
+		mustBeCorrupt(t, err)
+	}
+}
+
 // [join]: a producer that overwrites what a consumer has yet to read, which has just joined, loses a message. Not under
 // the race detector: a consumer that joins loads headers that may be overwritten meanwhile, and then discards them.
 func TestConsumersJoinWhileTheProducerPublishes(t *testing.T) {
@@ -338,7 +551,9 @@ func FuzzTheSidesOfAHostileTable(f *testing.F) {
 		damage := func() {
 			near := Position{8 * random.Uint64N(CapacityMin/8+2), 1 + random.Uint32N(60)}.Pack()
 			number, slot := random.Uint64N(60), random.Uint32N(uint32(len(consumers)))
-			switch random.IntN(10) {
+			switch random.IntN(11) {
+			case 10:
+				store64(l.table, tableHoldLimit, random.Uint64()>>random.IntN(64))
 			case 0:
 				store64(l.Producer, broadcastKept, number)
 			case 1:
@@ -378,11 +593,14 @@ func FuzzTheSidesOfAHostileTable(f *testing.F) {
 					p.SetBacked(p.Capacity())
 				}
 			case c == nil:
-				joining := JoinByPath{slot, Policy{Kind: PolicyKind(1 + random.IntN(4)), Slack: random.Uint64N(5000)},
+				policy := Policy{PolicyKind(1 + random.IntN(4)), random.Uint64N(5000), random.Uint64() >> random.IntN(64)}
+				joining := JoinByPath{slot, policy,
 					From{FromKind(random.IntN(3)), random.Uint64N(50)}, random.IntN(2) == 0, 1}
 				c, err := JoinBroadcast(l.BroadcastMemory, l.table, joining, l.bytesMax(), true)
 				if consumers[slot] = c; err != nil {
-					mustBeCorrupt(t, err)
+					if _, ok := errors.AsType[*HoldsTooLong](err); !ok {
+						mustBeCorrupt(t, err)
+					}
 					consumers[slot] = nil
 				}
 			case random.IntN(30) == 0:
