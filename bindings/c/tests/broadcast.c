@@ -781,6 +781,7 @@ static void a_loop_waits_for_a_set(void) {
 
 static pelton_subscriber_set *set_of_the_parent;
 static void cannot_use_the_set(const char *name) {
+    pelton_subscriber_set *own = set_of(NULL, 0, PELTON_BLOCK);
     pelton_subscriber *from;
     pelton_delivery delivery;
     (void)name;
@@ -790,8 +791,28 @@ static void cannot_use_the_set(const char *name) {
     RETURNS(pelton_close(of_the_parent), PELTON_WRONG_THREAD);
     RETURNS(pelton_close(set_of_the_parent), PELTON_FORKED);
     /* Neither can a set of its own use it. */
-    RETURNS(pelton_subscriber_set_add(set_of(NULL, 0, PELTON_BLOCK), of_the_parent), PELTON_FORKED);
+    RETURNS(pelton_subscriber_set_add(own, of_the_parent), PELTON_FORKED);
+    OK(pelton_close(own));
     RETURNS(pelton_close(of_the_parent), PELTON_FORKED);
+}
+
+static void a_forked_child_has_no_use_of_a_set(void) {
+    pelton_publisher *publisher = published(NULL);
+    pelton_subscriber *from;
+    pelton_delivery delivery;
+    of_the_parent = joined(publisher, PELTON_GATE);
+    set_of_the_parent = set_of(&of_the_parent, 1, PELTON_BLOCK);
+    sends(publisher, "of the parent");
+    finish(start(cannot_use_the_set, ""));
+    OK(pelton_subscriber_set_receive(set_of_the_parent, SOON, &from, &delivery));
+    finish(start(cannot_use_the_set, ""));
+    CHECK(from == of_the_parent && memcmp(delivery.data, "of the parent", delivery.size) == 0);
+    OK(pelton_subscriber_set_release(set_of_the_parent));
+    OK(pelton_publisher_wait_released(publisher, SOON));
+    OK(pelton_close(publisher));
+    leaves(set_of_the_parent, of_the_parent, PELTON_CLOSED);
+    OK(pelton_close(set_of_the_parent));
+    OK(pelton_close(of_the_parent));
 }
 
 static void a_subscriber_is_used_by_one_set_or_by_none(void) {
@@ -853,9 +874,6 @@ static void a_subscriber_is_used_by_one_set_or_by_none(void) {
     CHECK(pelton_subscriber_set_fd(set) >= 0);
     info.struct_bytes = sizeof info;
     OK(pelton_subscriber_set_get_info(set, subscriber, &info));
-    set_of_the_parent = set;
-    of_the_parent = subscriber;
-    finish(start(cannot_use_the_set, ""));
     OK(pelton_subscriber_set_release(set));
     RETURNS(pelton_subscriber_set_release(set), PELTON_NOT_RECEIVED);
     set_receives(set, subscriber, "three", 3);
@@ -887,6 +905,7 @@ int main(void) {
         TEST(a_killed_publisher_leaves_the_set_and_its_subscriber_is_added_again),
         TEST(a_damaged_broadcast_leaves_the_set),
         TEST(a_loop_waits_for_a_set),
+        TEST(a_forked_child_has_no_use_of_a_set),
         TEST(a_subscriber_is_used_by_one_set_or_by_none),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);

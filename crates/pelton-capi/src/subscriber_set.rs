@@ -132,19 +132,18 @@ unsafe fn receive_fast(
     let mut found = Raw::NULL;
     // SAFETY: the object was found.
     let answer = unsafe { Handle::run_fast(handle, || set.receive(Deadline::Now, &mut found)) };
-    match answer.and_then(|received| received) {
-        // The slow path waits.
-        Err(code::AGAIN) => None,
-        answer => Some(code::number(answer.map(|shown| {
-            // SAFETY: the caller guarantees `out`; the object was found.
-            unsafe {
+    // Otherwise the slow path waits, and finds an error again.
+    let is_found = !found.is_null();
+    is_found
+        .then(|| {
+            // SAFETY: the caller guarantees `from` and `out`; the object was found.
+            code::number(answer.and_then(|received| received).map(|shown| unsafe {
                 out.write(shown);
                 Handle::set_state(handle, State::One);
-            }
-        })))
+            }))
+        })
         // SAFETY: the caller guarantees `from`.
-        .inspect(|_| unsafe { from.write(found) }),
-    }
+        .inspect(|_| unsafe { from.write(found) })
 }
 
 /// Releases the received message.
