@@ -132,18 +132,23 @@ unsafe fn receive_fast(
     let mut found = Raw::NULL;
     // SAFETY: the object was found.
     let answer = unsafe { Handle::run_fast(handle, || set.receive(Deadline::Now, &mut found)) };
-    // Otherwise the slow path waits, and finds an error again.
-    let is_found = !found.is_null();
-    is_found
-        .then(|| {
-            // SAFETY: the caller guarantees `from` and `out`; the object was found.
-            code::number(answer.and_then(|received| received).map(|shown| unsafe {
+    if found.is_null() {
+        // The slow path waits, and finds an error again.
+        return None;
+    }
+    // SAFETY: the caller guarantees `from`.
+    unsafe { from.write(found) };
+    Some(match answer.and_then(|received| received) {
+        Ok(shown) => {
+            // SAFETY: the caller guarantees `out`; the object was found.
+            unsafe {
                 out.write(shown);
                 Handle::set_state(handle, State::One);
-            }))
-        })
-        // SAFETY: the caller guarantees `from`.
-        .inspect(|_| unsafe { from.write(found) })
+            }
+            0
+        }
+        Err(code) => code,
+    })
 }
 
 /// Releases the received message.
