@@ -95,8 +95,6 @@ nothing is lost: a message becomes FOUND, and the end of a publisher UNSIGNALLED
   (add-subscriber set (resume (subscriber-set-left set) :timeout timeout)))
 
 (defun take-found (set)
-  ;; An interrupt that is pending runs here: what was found comes next.
-  (with-interrupts nil)
   (values-list (shiftf (subscriber-set-found set) '())))
 
 (defun receive-from-set (set &key timeout)
@@ -109,6 +107,8 @@ For a PEER-DIED-ERROR the restart RESUME-CHANNEL does the former. Signals TIMED-
   (persisting (:handle set)
     (if (or (car (subscriber-set-members set)) (subscriber-set-found set))
         (let ((code (attempt-waiting (nil nil timeout deadline) (find-in-set set deadline))))
+          ;; An interrupt that is pending runs here: what was found comes next.
+          (with-interrupts nil)
           (if (handle-unsignalled set) nil code))
         +ok+))
   (take-found set))
@@ -117,6 +117,7 @@ For a PEER-DIED-ERROR the restart RESUME-CHANNEL does the former. Signals TIMED-
   "As RECEIVE-FROM-SET, but never waits: returns NIL if there is no message."
   (declare (type subscriber-set set))
   (check (let ((result (attempt (find-in-set set +no-wait+))))
+           (with-interrupts nil)
            (or (shiftf (handle-unsignalled set) nil) result)))
   (take-found set))
 
