@@ -43,8 +43,8 @@
  *   PELTON_CLOSED_HANDLE  the handle is closed, or is of another kind, which a cast or another language made possible.
  *                         A closed handle is recognised for at least the next 64 closings of the process, not for ever.
  *   PELTON_WRONG_THREAD   another thread is in a call with this handle, found only if PELTON_CHECK_THREADS is set in
- *                         the environment or the library is a debug build; or an operation on a file uses the endpoint.
- *                         Nothing was done.
+ *                         the environment or the library is a debug build; or an operation on a file uses the endpoint,
+ *                         or a pelton_subscriber_set the subscriber. Nothing was done.
  *   PELTON_FORKED         the caller is a forked child, and its parent created the handle. Close the handle, and create
  *                         another one. Only pelton_records works in a child too.
  *   PELTON_INTERNAL       a bug in pelton. The handle can only be closed. Please report pelton_error_detail().
@@ -55,11 +55,12 @@
  * now. Functions without that parameter do not wait, unless their comment says so. A signal does not end a wait: a
  * program that needs that uses its own event loop.
  *
- * EVENT LOOPS. A sender, receiver, publisher, subscriber, client, service and engine has one descriptor
+ * EVENT LOOPS. A sender, receiver, publisher, subscriber, subscriber set, client, service and engine has one descriptor
  * (pelton_OBJECT_fd) for poll, epoll, io_uring or libuv; poll it for reading, level-triggered. Then:
  *   1. Take everything with PELTON_NO_WAIT, until PELTON_AGAIN.
  *   2. Optionally, pelton_OBJECT_poll busy-polls for some microseconds; PELTON_OK: go to 1. It is worth its time where
  *      replies or messages usually arrive within the cost of a sleep, and it adapts: it polls less after failures.
+ *      A subscriber set has none.
  *   3. pelton_OBJECT_arm. PELTON_OK: return to the loop; the descriptor becomes readable once there is something.
  *      PELTON_READY: go to 1. A negative code is the end of the channel, or an error.
  *   4. When the descriptor is readable, go to 1. It can be readable although nothing is there: then step 3 follows.

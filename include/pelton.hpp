@@ -304,10 +304,10 @@ protected:
         if (code < 0) return detail::failed(code);
         return code == PELTON_READY ? readiness::ready : readiness::armed;
     }
-    template <typename Info, typename F> expected<Info> get_info(F f) const noexcept {
+    template <typename Info, typename F, typename... A> expected<Info> get_info(F f, A... rest) const noexcept {
         Info info{};
         info.struct_bytes = sizeof info;
-        if (int code = f(handle_.get(), &info); code != PELTON_OK) return detail::failed(code);
+        if (int code = f(handle_.get(), rest..., &info); code != PELTON_OK) return detail::failed(code);
         return info;
     }
 
@@ -632,21 +632,22 @@ struct channel {
 //     (void)publisher->send(pelton::as_bytes("17"));                  use(delivery->bytes(), delivery->missed());
 
 // A received message, released by the destructor.
-class delivery {
+template <typename Handle, auto Release> class delivery_of {
 public:
-    delivery(pelton_subscriber *subscriber, const pelton_delivery &received) noexcept
-        : subscriber_(subscriber), received_(received) {}
-    delivery(delivery &&) noexcept = default;
-    delivery &operator=(delivery &&) = delete;
+    delivery_of(Handle *receiving, const pelton_delivery &received) noexcept
+        : receiving_(receiving), received_(received) {}
+    delivery_of(delivery_of &&) noexcept = default;
+    delivery_of &operator=(delivery_of &&) = delete;
     pelton::bytes bytes() const noexcept { return bytes_of(received_); }
     std::uint64_t number() const noexcept { return received_.number; }
     std::uint64_t missed() const noexcept { return received_.missed; }
-    expected<void> release() noexcept { return detail::check(pelton_subscriber_release(subscriber_.release())); }
+    expected<void> release() noexcept { return detail::check(Release(receiving_.release())); }
 
 private:
-    std::unique_ptr<pelton_subscriber, detail::calls<pelton_subscriber_release>> subscriber_;
+    std::unique_ptr<Handle, detail::calls<Release>> receiving_;
     pelton_delivery received_;
 };
+using delivery = delivery_of<pelton_subscriber, pelton_subscriber_release>;
 
 class subscriber : public handle<pelton_subscriber> {
 public:
@@ -676,6 +677,50 @@ public:
     expected<void> disarm() noexcept { return check(pelton_subscriber_disarm); }
     expected<pelton_subscriber_info> info() noexcept {
         return get_info<pelton_subscriber_info>(pelton_subscriber_get_info);
+    }
+};
+
+// What a set has received: a message, or the end of a publisher.
+struct subscriber_event {
+    pelton_subscriber *from; // native_handle() of the subscriber
+    std::optional<delivery_of<pelton_subscriber_set, pelton_subscriber_set_release>> delivery;
+    std::error_code left;    // without a delivery: why the publisher has left. The subscriber is out of the set
+};
+
+// One thread receives from the subscribers of many publishers. Destroy it before its subscribers: a subscriber that it
+// has is not closed by its destructor.
+//
+//     auto set = pelton::subscriber_set::open();
+//     (void)set->add(*bids), (void)set->add(*offers);
+//     while (auto event = set->receive())
+//         if (event->delivery) use(event->from == bids->native_handle(), event->delivery->bytes());
+class subscriber_set : public handle<pelton_subscriber_set> {
+public:
+    using handle::handle;
+    [[nodiscard]] static expected<subscriber_set> open(pelton_wait wait = PELTON_BLOCK) noexcept {
+        return detail::create<subscriber_set>(pelton_subscriber_set_open, std::uint32_t{wait});
+    }
+    [[nodiscard]] expected<void> add(subscriber &member) noexcept {
+        return check(pelton_subscriber_set_add, member.native_handle());
+    }
+    expected<void> remove(subscriber &member) noexcept {
+        return check(pelton_subscriber_set_remove, member.native_handle());
+    }
+    // PELTON_AGAIN: nothing is there; with `forever`, the set is empty.
+    [[nodiscard]] expected<subscriber_event> receive(deadline until = forever) noexcept {
+        subscriber_event event{};
+        pelton_delivery received;
+        int code = pelton_subscriber_set_receive(handle_.get(), until.ns(), &event.from, &received);
+        if (code == PELTON_OK) event.delivery.emplace(handle_.get(), received);
+        else if (event.from) event.left = detail::error_of(code);
+        else return detail::failed(code);
+        return event;
+    }
+    int fd() const noexcept { return pelton_subscriber_set_fd(handle_.get()); }
+    [[nodiscard]] expected<readiness> arm() noexcept { return armed(pelton_subscriber_set_arm); }
+    expected<void> disarm() noexcept { return check(pelton_subscriber_set_disarm); }
+    expected<pelton_subscriber_info> info(const subscriber &member) noexcept {
+        return get_info<pelton_subscriber_info>(pelton_subscriber_set_get_info, member.native_handle());
     }
 };
 

@@ -792,6 +792,47 @@ func ExampleCreatePublisher() {
 }
 
 // A channel of Go gives each value to one goroutine. A broadcast gives each message to all.
+// A goroutine for each publisher receives from many.
+func ExampleSubscriber_Messages_many() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	received := make(chan string)
+	var receiving sync.WaitGroup
+	for _, topic := range []string{"bid", "offer"} {
+		publisher, err := pelton.NewPublisher(nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		subscriber, err := publisher.NewSubscriber(nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		receiving.Go(func() {
+			defer subscriber.Close()
+			for delivery, err := range subscriber.Messages(ctx) {
+				if err != nil {
+					log.Fatal(err)
+				}
+				received <- fmt.Sprintf("%s %s", topic, delivery.Bytes)
+			}
+		})
+		if err := publisher.Send(ctx, []byte("17")); err != nil {
+			log.Fatal(err)
+		}
+		publisher.Close()
+	}
+	go func() {
+		receiving.Wait()
+		close(received)
+	}()
+	for message := range received {
+		fmt.Println(message)
+	}
+	// Unordered output:
+	// bid 17
+	// offer 17
+}
+
 func ExampleNewPublisher() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

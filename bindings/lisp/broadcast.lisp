@@ -2,12 +2,26 @@
 
 (in-package #:pelton)
 
-(define-handle subscriber ()
+(define-handle subscriber
+    (;; A cons of the address of the C handle of the set that it is in; 0: none.
+     (home (list 0) :type cons))
   "Receives the messages of a publisher: OPEN-SUBSCRIBER. One thread at a time uses it."
   :parent taker)
 
+(defun make-subscriber (&key spins address)
+  (let ((home (list 0)))
+    (%make-subscriber :spins spins :address address :home home
+                      :shut (lambda (address)
+                              (let ((set (shiftf (car home) 0)))
+                                (unless (zerop set) (%subscriber-set-remove set address)))
+                              (shut address)))))
+
 (define-figures publisher)
-(define-figures subscriber)
+(define-figures subscriber
+  (let ((set (car (subscriber-home handle))))
+    (if (zerop set)
+        (%subscriber-get-info (handle-address handle) sap)
+        (%subscriber-set-get-info set (handle-address handle) sap))))
 (define-resume subscriber)
 
 ;;; ---- Opening
@@ -76,9 +90,9 @@ NO-LISTENER-ERROR, REFUSED-ERROR and others; on a path NO-CHANNEL-ERROR, ROLE-TA
       (if (typep name 'publisher)
           (check (with-options (options subscriber-options wait policy lag-after-ns slack start-from durable capacity
                                         message-bytes-max uids mode)
-                   (opening (out %make-subscriber :spins spins)
+                   (opening (out make-subscriber :spins spins)
                      (%publisher-subscriber (handle-address name) options out))))
-          (opening-in-steps (subscriber name timeout %make-subscriber :spins spins)
+          (opening-in-steps (subscriber name timeout make-subscriber :spins spins)
                             (options subscriber-options wait policy lag-after-ns slack start-from durable capacity
                                      message-bytes-max uids mode))))))
 

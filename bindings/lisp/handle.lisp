@@ -219,8 +219,8 @@ SB-SYS:WAIT-UNTIL-FD-USABLE and others may poll for reading."))
 the C structure, as :MESSAGES for pelton_sender_info.messages. Sizes are in bytes. For instance (getf (info sender)
 :unreleased)."))
 
-(defmacro define-figures (kind)
-  "Methods of DESCRIPTOR and INFO for handles of KIND."
+(defmacro define-figures (kind &optional (get `(,(name "%~a-get-info" kind) (handle-address handle) sap)))
+  "Methods of DESCRIPTOR and INFO for handles of KIND. GET has C write the figures of HANDLE to SAP."
   (let ((structure (name "~a-info" kind)))
     `(progn
        (defmethod descriptor ((handle ,kind))
@@ -230,7 +230,7 @@ the C structure, as :MESSAGES for pelton_sender_info.messages. Sizes are in byte
        (defmethod info ((handle ,kind))
          (with-structure (sap ,structure)
            (with-pinned-objects (handle)
-             (check (attempt (,(name "%~a-get-info" kind) (handle-address handle) sap))))
+             (check (attempt ,get)))
            (list ,@(loop for (field) in (cddr (assoc structure *structures*))
                          for value = `(,(name "~a.~a" structure field) sap)
                          unless (member field '(struct-bytes reserved))

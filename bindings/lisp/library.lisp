@@ -176,7 +176,8 @@ variable, and each binding costs 2 to 3 ns, because all of them depend on the bi
 
 (define-condition pelton-error (error)
   ((code :initarg :code :reader pelton-error-code)
-   (detail :initarg :detail :initform "" :reader pelton-error-detail))
+   (detail :initarg :detail :initform "" :reader pelton-error-detail)
+   (subscriber :initform nil :reader pelton-error-subscriber))
   (:documentation "Every error of pelton. PELTON-ERROR-CODE is the library's number, below 0; PELTON-ERROR-DETAIL says
 what was found, what was wanted, and what to do. Each code of the C interface has a subclass named after it:
 PEER-DIED-ERROR for PELTON_PEER_DIED; TIMED-OUT for PELTON_AGAIN and PELTON_TIMED_OUT.")
@@ -186,7 +187,9 @@ PEER-DIED-ERROR for PELTON_PEER_DIED; TIMED-OUT for PELTON_AGAIN and PELTON_TIME
 
 (setf (documentation 'pelton-error-code 'function) "The library's code of a PELTON-ERROR, a negative integer."
       (documentation 'pelton-error-detail 'function)
-      "What a PELTON-ERROR found, what it wanted, and what to do: a string, perhaps empty.")
+      "What a PELTON-ERROR found, what it wanted, and what to do: a string, perhaps empty."
+      (documentation 'pelton-error-subscriber 'function)
+      "Of RECEIVE-FROM-SET: the subscriber whose publisher has left, or NIL.")
 
 (define-condition channel-ended (pelton-error) ()
   (:documentation "The peer has closed, CLOSED-ERROR, or died, PEER-DIED-ERROR."))

@@ -20,7 +20,7 @@ to one thread at a time, unless its docstring says otherwise. An error is a PELT
    ;; Bytes.
    #:octets #:make-octets #:sap-octets
    ;; Conditions, their readers, and restarts.
-   #:pelton-error #:pelton-error-code #:pelton-error-detail
+   #:pelton-error #:pelton-error-code #:pelton-error-detail #:pelton-error-subscriber
    #:channel-ended #:closed-error #:peer-died-error
    #:timed-out #:too-large-error #:too-small-error #:too-many-descriptors-error #:descriptors-lost-error
    #:corrupt-error #:refused-error #:hung-up-error #:no-listener-error #:in-use-error #:name-error #:option-error
@@ -45,6 +45,8 @@ to one thread at a time, unless its docstring says otherwise. An error is a PELT
    #:publisher #:open-publisher #:with-publisher #:publish #:try-publish #:wait-subscribers #:admit #:subscribers
    #:subscriber #:open-subscriber #:with-subscriber #:receive-delivery #:try-receive-delivery #:with-delivery
    #:do-deliveries #:remove-subscription
+   #:subscriber-set #:open-subscriber-set #:with-subscriber-set #:add-subscriber #:remove-subscriber
+   #:receive-from-set #:try-receive-from-set #:do-set-deliveries
    ;; Appending and flushing.
    #:appenders #:open-appenders #:with-appenders #:append-message #:append-sap
    #:flush #:open-flush #:with-flush #:run-flush

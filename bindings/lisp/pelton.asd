@@ -17,6 +17,7 @@ which is loaded with the system: the file that PELTON_LIBRARY names, or the inst
                (:file "handle")
                (:file "channel")
                (:file "broadcast")
+               (:file "subscriber-set")
                (:file "append")
                (:file "call")
                (:file "file")

@@ -58,6 +58,8 @@ typedef struct pelton_publisher pelton_publisher;
 typedef struct pelton_subscriber pelton_subscriber;
 /* An open in progress. Closing it cancels the open. */
 typedef struct pelton_subscriber_opening pelton_subscriber_opening;
+/* Subscribers of many publishers, for which one thread waits. Closing the set: its subscribers are removed from it. */
+typedef struct pelton_subscriber_set pelton_subscriber_set;
 
 /* ---- Publishing --------------------------------------------------------------------------------------------------- *
  * The end of a subscriber is no error. */
@@ -304,6 +306,65 @@ typedef struct pelton_subscriber_info {
 
 /* Also while a message is received. Errors: as pelton_publisher_get_info. */
 int pelton_subscriber_get_info(pelton_subscriber *subscriber, pelton_subscriber_info *out);
+
+/* ---- Many publishers ---------------------------------------------------------------------------------------------- *
+ * One thread receives from the subscribers of a set. Each message arrives once and in order from its publisher; between
+ * publishers there is no order. Those with messages take turns, of 64 messages each. Publishers, policies and sizes may
+ * differ. A sleep costs from a fraction of a microsecond to some microseconds for each subscriber.
+ *
+ *     pelton_subscriber_set_open(PELTON_BLOCK, &set);
+ *     pelton_subscriber_set_add(set, bids);
+ *     pelton_subscriber_set_add(set, offers);
+ *     while ((code = pelton_subscriber_set_receive(set, PELTON_FOREVER, &from, &delivery)) != PELTON_AGAIN) {
+ *         if (code == PELTON_OK) {
+ *             use(from == bids ? "bid" : "offer", delivery.data, delivery.size);
+ *             pelton_subscriber_set_release(set);
+ *         }
+ *     }
+ *     pelton_close(set);
+ *
+ * Until a received message is released, all functions of the set return PELTON_NOT_RELEASED except release, fd, disarm
+ * and get_info. */
+
+/* Creates an empty set. Does not wait. wait is how it waits, enum pelton_wait, whatever the subscribers' options say.
+ * Errors: PELTON_OPTION. */
+PELTON_MUST_USE int pelton_subscriber_set_open(uint32_t wait, pelton_subscriber_set **out);
+
+/* Adds a subscriber, which the set uses until it is removed or its publisher leaves: until then each other use of the
+ * subscriber, and closing it, returns PELTON_WRONG_THREAD. Does not wait. Makes the set's descriptor readable: an event
+ * loop that waits arms again. Errors: PELTON_NOT_RELEASED: the subscriber has received a message. PELTON_WRONG_THREAD:
+ * a set has it already. */
+PELTON_MUST_USE int pelton_subscriber_set_add(pelton_subscriber_set *set, pelton_subscriber *subscriber);
+
+/* Removes a subscriber, which can be used as before and keeps its place: what the set has not delivered it receives
+ * itself. Does not wait. Errors: PELTON_REFUSED: it is not in this set. */
+int pelton_subscriber_set_remove(pelton_subscriber_set *set, pelton_subscriber *subscriber);
+
+/* Receives the next message. Waits for one. *from is the subscriber whose message it is. If a publisher has left, and
+ * all its messages were received, returns the code that pelton_subscriber_receive would, for example PELTON_CLOSED or
+ * PELTON_PEER_DIED; *from is its subscriber, which has been removed: resume it and add it again, or close it.
+ * Otherwise *from is NULL. Errors: PELTON_AGAIN: there is no message; with PELTON_FOREVER: the set is empty, and
+ * nothing can arrive. PELTON_SYSTEM: try again. */
+PELTON_MUST_USE int pelton_subscriber_set_receive(pelton_subscriber_set *set, int64_t deadline_ns,
+                                                  pelton_subscriber **from, pelton_delivery *out);
+
+/* Releases the received message. Does not wait. Errors: PELTON_NOT_RECEIVED. */
+int pelton_subscriber_set_release(pelton_subscriber_set *set);
+
+/* The descriptor to poll for reading: one for all subscribers. As pelton_publisher_fd. */
+int pelton_subscriber_set_fd(const pelton_subscriber_set *set);
+
+/* Makes the descriptor readable once there is a message, a publisher has left, or a subscriber is added. Returns
+ * PELTON_OK, or PELTON_READY: receive with PELTON_NO_WAIT. */
+PELTON_MUST_USE int pelton_subscriber_set_arm(pelton_subscriber_set *set);
+
+/* Ends what pelton_subscriber_set_arm began. Also while a message is received. */
+int pelton_subscriber_set_disarm(pelton_subscriber_set *set);
+
+/* The figures of a subscriber in the set. Also while a message is received. Errors: as pelton_subscriber_get_info.
+ * PELTON_REFUSED: it is not in this set. */
+int pelton_subscriber_set_get_info(pelton_subscriber_set *set, pelton_subscriber *subscriber,
+                                   pelton_subscriber_info *out);
 
 #ifdef __cplusplus
 }

@@ -107,9 +107,9 @@ void pelton_set_log(pelton_log log, void *context);
 /* Closes and frees a handle of any kind, also after an error, and while something is reserved or received. Does nothing
  * with NULL. Does not wait, except for the last handle of appenders, for a file (pelton_file), and for an engine whose
  * operations use memory without a release function or an endpoint. Each kind's comment has what closing means for the
- * peer. Errors: PELTON_CLOSED_HANDLE. PELTON_WRONG_THREAD: it remains open, since an operation on a file or another
- * thread uses it, or another thread has the responder's reservation. PELTON_FORKED: it is freed, and the parent's
- * handle is unchanged. PELTON_INTERNAL: it is freed. */
+ * peer. Errors: PELTON_CLOSED_HANDLE. PELTON_WRONG_THREAD: it remains open, since an operation on a file, a
+ * pelton_subscriber_set or another thread uses it, or another thread has the responder's reservation. PELTON_FORKED: it
+ * is freed, and the parent's handle is unchanged. PELTON_INTERNAL: it is freed. */
 int pelton_close(void *handle);
 
 /* The size of the text of a traceparent, with its NUL: the header of W3C Trace Context, as

@@ -1,5 +1,5 @@
 /* One publisher, many subscribers: each policy, in processes, threads and event loops; in a directory, with durable
- * subscriptions; ends; the caller's mistakes. */
+ * subscriptions; many publishers; ends; the caller's mistakes. */
 #include "check.h"
 
 enum { MESSAGES = 20000, CAPACITY = 64 << 10 };
@@ -592,6 +592,318 @@ static void a_received_message_is_released_once(void) {
     OK(pelton_close(publisher));
 }
 
+/* ---- Many publishers ---- */
+
+static pelton_subscriber_set *set_of(pelton_subscriber *const *subscribers, int count, uint32_t wait) {
+    pelton_subscriber_set *set;
+    OK(pelton_subscriber_set_open(wait, &set));
+    for (int i = 0; i < count; i++) OK(pelton_subscriber_set_add(set, subscribers[i]));
+    return set;
+}
+
+/* Receives what has this text, of the subscriber that is wanted. */
+static void set_receives(pelton_subscriber_set *set, pelton_subscriber *wanted, const char *text, uint64_t number) {
+    pelton_subscriber *from = NULL;
+    pelton_delivery delivery;
+    OK(pelton_subscriber_set_receive(set, SOON, &from, &delivery));
+    CHECK(from == wanted && delivery.number == number && delivery.missed == 0);
+    CHECK(delivery.size == strlen(text) && memcmp(delivery.data, text, delivery.size) == 0);
+    OK(pelton_subscriber_set_release(set));
+}
+
+/* That the publisher of the subscriber that is wanted has left, and the subscriber the set. */
+static void leaves(pelton_subscriber_set *set, pelton_subscriber *wanted, int code) {
+    pelton_subscriber *from = NULL;
+    pelton_delivery delivery;
+    RETURNS(pelton_subscriber_set_receive(set, SOON, &from, &delivery), code);
+    CHECK(from == wanted);
+    FAILS(pelton_subscriber_set_remove(set, wanted), PELTON_REFUSED, "not in this set");
+}
+
+static void *publishes_all(void *publisher) {
+    char message[100] = {0};
+    for (uint32_t number = 1; number <= MESSAGES; number++) {
+        memcpy(message, &number, sizeof number);
+        OK(pelton_publisher_send((pelton_publisher *)publisher, message, sizeof message, SOON));
+        /* So that the set sleeps, too. */
+        if (number % 5000 == 0) OK(pelton_publisher_wait_released((pelton_publisher *)publisher, SOON));
+    }
+    OK(pelton_close(publisher));
+    return NULL;
+}
+
+static void each_message_of_many_publishers_arrives_once_and_in_order(void) {
+    for (uint32_t wait = PELTON_BLOCK; wait <= PELTON_SPIN; wait++) {
+        pelton_publisher *publishers[3];
+        pelton_subscriber *subscribers[3], *from;
+        pelton_delivery delivery;
+        pthread_t threads[3];
+        uint32_t received[3] = {0}, number;
+        for (int i = 0; i < 3; i++) {
+            publishers[i] = published(NULL);
+            subscribers[i] = joined(publishers[i], PELTON_GATE);
+        }
+        pelton_subscriber_set *set = set_of(subscribers, 3, wait);
+        for (int i = 0; i < 3; i++) CHECK(pthread_create(&threads[i], NULL, publishes_all, publishers[i]) == 0);
+        for (int ended = 0; ended < 3;) {
+            int code = pelton_subscriber_set_receive(set, SOON, &from, &delivery);
+            int of = from == subscribers[0] ? 0 : from == subscribers[1] ? 1 : 2;
+            CHECK(from == subscribers[of]);
+            if (code == PELTON_OK) {
+                memcpy(&number, delivery.data, sizeof number);
+                CHECK(number == ++received[of] && delivery.number == number && delivery.size == 100);
+                OK(pelton_subscriber_set_release(set));
+                continue;
+            }
+            RETURNS(code, PELTON_CLOSED);
+            CHECK(received[of] == MESSAGES);
+            OK(pelton_close(from));
+            ended++;
+        }
+        /* It is empty: nothing can arrive. */
+        RETURNS(pelton_subscriber_set_receive(set, PELTON_FOREVER, &from, &delivery), PELTON_AGAIN);
+        CHECK(from == NULL);
+        OK(pelton_close(set));
+        for (int i = 0; i < 3; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+}
+
+static void members_take_turns_and_keep_their_places(void) {
+    pelton_publisher *publishers[] = {published(NULL), published(NULL)};
+    pelton_subscriber *subscribers[] = {joined(publishers[0], PELTON_GATE), joined(publishers[1], PELTON_LAG)}, *from;
+    pelton_subscriber_set *set = set_of(subscribers, 2, PELTON_BLOCK);
+    pelton_subscriber_info info;
+    pelton_delivery delivery;
+    for (int i = 0; i < 200; i++) {
+        sends(publishers[0], "x");
+        sends(publishers[1], "x");
+    }
+    for (int i = 0; i < 200; i++) set_receives(set, subscribers[i / 64 % 2], "x", (uint64_t)(i / 128 * 64 + i % 64 + 1));
+    info.struct_bytes = sizeof info;
+    OK(pelton_subscriber_set_get_info(set, subscribers[1], &info));
+    CHECK(info.messages == 72 && info.next_number == 73 && info.peer_pid == (uint32_t)getpid() && info.capacity == CAPACITY);
+    OK(pelton_subscriber_set_remove(set, subscribers[1]));
+    receives(subscribers[1], "x", 73, 0);
+    for (uint64_t number = 129; number <= 200; number++) set_receives(set, subscribers[0], "x", number);
+    RETURNS(pelton_subscriber_set_receive(set, pelton_deadline(1), &from, &delivery), PELTON_AGAIN);
+    CHECK(from == NULL);
+    /* The other way round than before. */
+    OK(pelton_subscriber_set_remove(set, subscribers[0]));
+    OK(pelton_subscriber_set_add(set, subscribers[1]));
+    OK(pelton_subscriber_set_add(set, subscribers[0]));
+    for (uint64_t number = 74; number <= 200; number++) set_receives(set, subscribers[1], "x", number);
+    sends(publishers[0], "again");
+    set_receives(set, subscribers[0], "again", 201);
+    /* Closing releases what is received, and gives the members back. */
+    for (int i = 0; i < 2; i++) sends(publishers[0], "last");
+    OK(pelton_subscriber_set_receive(set, SOON, &from, &delivery));
+    CHECK(from == subscribers[0] && delivery.number == 202);
+    OK(pelton_close(set));
+    receives(subscribers[0], "last", 203, 0);
+    OK(pelton_publisher_wait_released(publishers[0], SOON));
+    for (int i = 0; i < 2; i++) {
+        OK(pelton_close(publishers[i]));
+        RETURNS(pelton_subscriber_receive(subscribers[i], SOON, &delivery), PELTON_CLOSED);
+        OK(pelton_close(subscribers[i]));
+    }
+}
+
+static void a_killed_publisher_leaves_the_set_and_its_subscriber_is_added_again(void) {
+    pelton_subscriber_options options = PELTON_SUBSCRIBER_OPTIONS_INIT;
+    pelton_publisher *other = published(NULL);
+    pelton_subscriber *subscribers[] = {NULL, joined(other, PELTON_GATE)};
+    char name[128];
+    pid_t publisher = start(publishes_one_and_waits, place(name, "unix:%s/member"));
+    options.deadline_ns = SOON;
+    OK(pelton_subscriber_open(name, &options, &subscribers[0]));
+    pelton_subscriber_set *set = set_of(subscribers, 2, PELTON_BLOCK);
+    for (uint64_t round = 1; round < 3; round++) {
+        set_receives(set, subscribers[0], "one", 1);
+        kill_now(publisher);
+        leaves(set, subscribers[0], PELTON_PEER_DIED);
+        sends(other, "still here");
+        set_receives(set, subscribers[1], "still here", round);
+        publisher = start(publishes_one_and_waits, name);
+        OK(pelton_subscriber_resume(subscribers[0], SOON));
+        OK(pelton_subscriber_set_add(set, subscribers[0]));
+    }
+    set_receives(set, subscribers[0], "one", 1);
+    kill_now(publisher);
+    leaves(set, subscribers[0], PELTON_PEER_DIED);
+    /* Not resumed, it leaves again. */
+    OK(pelton_subscriber_set_add(set, subscribers[0]));
+    leaves(set, subscribers[0], PELTON_PEER_DIED);
+    OK(pelton_close(other));
+    leaves(set, subscribers[1], PELTON_CLOSED);
+    OK(pelton_close(set));
+    for (int i = 0; i < 2; i++) OK(pelton_close(subscribers[i]));
+    CHECK(unlink(name + strlen("unix:")) == 0);
+}
+
+static void a_damaged_broadcast_leaves_the_set(void) {
+    char name[128], path[128];
+    pelton_publisher *publisher = published(place(name, "path:%s/damaged"));
+    pelton_subscriber *subscriber;
+    /* The header of message 1: longer than the lane. */
+    const uint64_t header = UINT64_C(1) << 32 | UINT64_C(1) << 20;
+    OK(pelton_subscriber_open(name, NULL, &subscriber));
+    pelton_subscriber_set *set = set_of(&subscriber, 1, PELTON_BLOCK);
+    int fd = open(place(path, "%s/damaged/data"), O_WRONLY | O_CLOEXEC);
+    CHECK(fd >= 0 && pwrite(fd, &header, sizeof header, 0) == sizeof header && close(fd) == 0);
+    leaves(set, subscriber, PELTON_CORRUPT);
+    OK(pelton_close(set));
+    OK(pelton_close(subscriber));
+    OK(pelton_close(publisher));
+    remove_broadcast(name);
+}
+
+static void arms_the_set(pelton_subscriber_set *set, struct pollfd *waiting) {
+    pelton_subscriber *from;
+    pelton_delivery delivery;
+    int code;
+    while ((code = pelton_subscriber_set_arm(set)) == PELTON_READY)
+        RETURNS(pelton_subscriber_set_receive(set, PELTON_NO_WAIT, &from, &delivery), PELTON_AGAIN);
+    OK(code);
+    CHECK(poll(waiting, 1, 0) == 0);
+}
+
+static void a_loop_waits_for_a_set(void) {
+    pelton_publisher *publishers[] = {published(NULL), published(NULL)};
+    pelton_subscriber_set *set = set_of(NULL, 0, PELTON_BLOCK);
+    pelton_subscriber *subscribers[2];
+    struct pollfd waiting = {pelton_subscriber_set_fd(set), POLLIN, 0};
+    arms_the_set(set, &waiting);
+    for (int i = 0; i < 2; i++) {
+        subscribers[i] = joined(publishers[i], PELTON_GATE);
+        OK(pelton_subscriber_set_add(set, subscribers[i]));
+        CHECK(poll(&waiting, 1, 60000) == 1);
+        arms_the_set(set, &waiting);
+        sends(publishers[i], "in a loop");
+        CHECK(poll(&waiting, 1, 60000) == 1);
+        RETURNS(pelton_subscriber_set_arm(set), PELTON_READY);
+        OK(pelton_subscriber_set_disarm(set));
+        set_receives(set, subscribers[i], "in a loop", 1);
+    }
+    arms_the_set(set, &waiting);
+    OK(pelton_close(publishers[0]));
+    CHECK(poll(&waiting, 1, 60000) == 1);
+    leaves(set, subscribers[0], PELTON_CLOSED);
+    arms_the_set(set, &waiting);
+    OK(pelton_subscriber_set_remove(set, subscribers[1]));
+    sends(publishers[1], "not of the set");
+    receives(subscribers[1], "not of the set", 2, 0);
+    OK(pelton_close(set));
+    for (int i = 0; i < 2; i++) OK(pelton_close(subscribers[i]));
+    OK(pelton_close(publishers[1]));
+}
+
+static pelton_subscriber_set *set_of_the_parent;
+static void cannot_use_the_set(const char *name) {
+    pelton_subscriber_set *own = set_of(NULL, 0, PELTON_BLOCK);
+    pelton_subscriber *from;
+    pelton_delivery delivery;
+    (void)name;
+    RETURNS(pelton_subscriber_set_release(set_of_the_parent), PELTON_FORKED);
+    RETURNS(pelton_subscriber_set_receive(set_of_the_parent, PELTON_NO_WAIT, &from, &delivery), PELTON_FORKED);
+    RETURNS(pelton_subscriber_set_remove(set_of_the_parent, of_the_parent), PELTON_FORKED);
+    RETURNS(pelton_close(of_the_parent), PELTON_WRONG_THREAD);
+    RETURNS(pelton_close(set_of_the_parent), PELTON_FORKED);
+    /* Neither can a set of its own use it. */
+    RETURNS(pelton_subscriber_set_add(own, of_the_parent), PELTON_FORKED);
+    OK(pelton_close(own));
+    RETURNS(pelton_close(of_the_parent), PELTON_FORKED);
+}
+
+static void a_forked_child_has_no_use_of_a_set(void) {
+    pelton_publisher *publisher = published(NULL);
+    pelton_subscriber *from;
+    pelton_delivery delivery;
+    of_the_parent = joined(publisher, PELTON_GATE);
+    set_of_the_parent = set_of(&of_the_parent, 1, PELTON_BLOCK);
+    sends(publisher, "of the parent");
+    finish(start(cannot_use_the_set, ""));
+    OK(pelton_subscriber_set_receive(set_of_the_parent, SOON, &from, &delivery));
+    finish(start(cannot_use_the_set, ""));
+    CHECK(from == of_the_parent && memcmp(delivery.data, "of the parent", delivery.size) == 0);
+    OK(pelton_subscriber_set_release(set_of_the_parent));
+    OK(pelton_publisher_wait_released(publisher, SOON));
+    OK(pelton_close(publisher));
+    leaves(set_of_the_parent, of_the_parent, PELTON_CLOSED);
+    OK(pelton_close(set_of_the_parent));
+    OK(pelton_close(of_the_parent));
+}
+
+static void a_subscriber_is_used_by_one_set_or_by_none(void) {
+    pelton_publisher *publisher = published(NULL);
+    pelton_subscriber *subscriber = joined(publisher, PELTON_GATE), *second = joined(publisher, PELTON_LAG), *from = second;
+    pelton_subscriber_set *set, *other = set_of(NULL, 0, PELTON_BLOCK);
+    pelton_subscriber_info info;
+    pelton_delivery delivery;
+    FAILS(pelton_subscriber_set_open(2, &set), PELTON_OPTION, "wait is 2");
+    FAILS(pelton_subscriber_set_open(PELTON_BLOCK, NULL), PELTON_NULL, "out is NULL");
+    sends(publisher, "one");
+    OK(pelton_subscriber_receive(subscriber, SOON, &delivery));
+    RETURNS(pelton_subscriber_set_add(other, subscriber), PELTON_NOT_RELEASED);
+    OK(pelton_subscriber_release(subscriber));
+    set = set_of(&subscriber, 1, PELTON_BLOCK);
+    /* Whatever would use it. */
+#define IN_THE_SET(call) FAILS(call, PELTON_WRONG_THREAD, "a pelton_subscriber_set has the pelton_subscriber")
+    info.struct_bytes = sizeof info;
+    IN_THE_SET(pelton_subscriber_receive(subscriber, PELTON_NO_WAIT, &delivery));
+    IN_THE_SET(pelton_subscriber_release(subscriber));
+    IN_THE_SET(pelton_subscriber_resume(subscriber, PELTON_NO_WAIT));
+    IN_THE_SET(pelton_subscriber_fd(subscriber));
+    IN_THE_SET(pelton_subscriber_poll(subscriber));
+    IN_THE_SET(pelton_subscriber_arm(subscriber));
+    IN_THE_SET(pelton_subscriber_disarm(subscriber));
+    IN_THE_SET(pelton_subscriber_get_info(subscriber, &info));
+    IN_THE_SET(pelton_close(subscriber));
+    IN_THE_SET(pelton_subscriber_set_add(set, subscriber));
+    IN_THE_SET(pelton_subscriber_set_add(other, subscriber));
+    IN_THE_SET(pelton_subscriber_set_remove(other, subscriber));
+    IN_THE_SET(pelton_subscriber_set_get_info(other, subscriber, &info));
+    FAILS(pelton_subscriber_set_remove(set, second), PELTON_REFUSED, "not in this set");
+    FAILS(pelton_subscriber_set_get_info(set, second, &info), PELTON_REFUSED, "not in this set");
+    FAILS(pelton_subscriber_set_add(set, NULL), PELTON_NULL, "subscriber is NULL");
+    FAILS(pelton_subscriber_set_remove(set, NULL), PELTON_NULL, "subscriber is NULL");
+    FAILS(pelton_subscriber_set_get_info(set, subscriber, NULL), PELTON_NULL, "out is NULL");
+    info.struct_bytes = 12;
+    FAILS(pelton_subscriber_set_get_info(set, subscriber, &info), PELTON_OPTION, "struct_bytes");
+    FAILS(pelton_subscriber_set_add(set, (pelton_subscriber *)(void *)publisher), PELTON_CLOSED_HANDLE, "pelton_publisher");
+    OK(pelton_close(second));
+    FAILS(pelton_subscriber_set_add(set, second), PELTON_CLOSED_HANDLE, "closed");
+    FAILS(pelton_subscriber_set_remove(set, second), PELTON_CLOSED_HANDLE, "closed");
+    /* While a message is received. */
+    FAILS(pelton_subscriber_set_release(set), PELTON_NOT_RECEIVED, "");
+    sends(publisher, "two");
+    sends(publisher, "three");
+    FAILS(pelton_subscriber_set_receive(set, SOON, NULL, &delivery), PELTON_NULL, "from is NULL");
+    FAILS(pelton_subscriber_set_receive(set, SOON, &from, NULL), PELTON_NULL, "out is NULL");
+    CHECK(from == second);
+    OK(pelton_subscriber_set_receive(set, SOON, &from, &delivery));
+    CHECK(from == subscriber && delivery.number == 2);
+    second = joined(publisher, PELTON_GATE);
+    RETURNS(pelton_subscriber_set_receive(set, SOON, &from, &delivery), PELTON_NOT_RELEASED);
+    CHECK(from == NULL);
+    RETURNS(pelton_subscriber_set_add(set, second), PELTON_NOT_RELEASED);
+    RETURNS(pelton_subscriber_set_remove(set, subscriber), PELTON_NOT_RELEASED);
+    RETURNS(pelton_subscriber_set_arm(set), PELTON_NOT_RELEASED);
+    OK(pelton_subscriber_set_disarm(set));
+    CHECK(pelton_subscriber_set_fd(set) >= 0);
+    info.struct_bytes = sizeof info;
+    OK(pelton_subscriber_set_get_info(set, subscriber, &info));
+    OK(pelton_subscriber_set_release(set));
+    RETURNS(pelton_subscriber_set_release(set), PELTON_NOT_RECEIVED);
+    set_receives(set, subscriber, "three", 3);
+    OK(pelton_close(set));
+    FAILS(pelton_subscriber_set_add(set, subscriber), PELTON_CLOSED_HANDLE, "closed pelton_subscriber_set");
+    OK(pelton_subscriber_set_add(other, subscriber));
+    OK(pelton_close(other));
+    OK(pelton_close(subscriber));
+    OK(pelton_close(second));
+    OK(pelton_close(publisher));
+}
+
 int main(void) {
     static const test tests[] = {
         TEST(each_process_receives_by_its_policy),
@@ -607,6 +919,13 @@ int main(void) {
         TEST(a_directory_s_publisher_has_a_successor),
         TEST(what_options_contradict_is_refused),
         TEST(a_received_message_is_released_once),
+        TEST(each_message_of_many_publishers_arrives_once_and_in_order),
+        TEST(members_take_turns_and_keep_their_places),
+        TEST(a_killed_publisher_leaves_the_set_and_its_subscriber_is_added_again),
+        TEST(a_damaged_broadcast_leaves_the_set),
+        TEST(a_loop_waits_for_a_set),
+        TEST(a_forked_child_has_no_use_of_a_set),
+        TEST(a_subscriber_is_used_by_one_set_or_by_none),
     };
     return run_tests(tests, sizeof tests / sizeof *tests);
 }

@@ -791,6 +791,51 @@ static void a_delivery_is_released_at_the_end_of_its_scope() {
     IS(pelton::subscriber::open("unix:/nowhere/at/all"), PELTON_NO_LISTENER);
 }
 
+static void a_set_receives_from_many_publishers_until_each_has_left() {
+    auto bids = pelton::publisher::open(nullptr), offers = pelton::publisher::open(nullptr);
+    IS(bids, PELTON_OK);
+    IS(offers, PELTON_OK);
+    auto bid = bids->subscriber(), offer = offers->subscriber();
+    IS(bid, PELTON_OK);
+    IS(offer, PELTON_OK);
+    {
+        auto set = pelton::subscriber_set::open(PELTON_SPIN);
+        IS(set, PELTON_OK);
+        IS(set->add(*bid), PELTON_OK);
+        IS(set->add(*offer), PELTON_OK);
+        IS(set->add(*offer), PELTON_WRONG_THREAD);
+        IS(bid->receive(pelton::no_wait), PELTON_WRONG_THREAD);
+        IS(set->receive(pelton::no_wait), PELTON_AGAIN);
+        auto armed = set->arm();
+        CHECK(armed && *armed == pelton::readiness::armed);
+        IS(offers->send(as_bytes("18")), PELTON_OK);
+        pollfd arrived{set->fd(), POLLIN, 0};
+        CHECK(poll(&arrived, 1, 60000) == 1);
+        IS(set->disarm(), PELTON_OK);
+        {
+            auto event = set->receive(soon());
+            IS(event, PELTON_OK);
+            CHECK(event->from == offer->native_handle() && as_text(event->delivery->bytes()) == "18" && !event->left);
+            IS(set->receive(soon()), PELTON_NOT_RELEASED);
+        }
+        IS(offers->wait_released(soon()), PELTON_OK);
+        CHECK(set->info(*offer)->messages == 1 && set->info(*bid)->messages == 0);
+        IS(bids->close(), PELTON_OK);
+        auto event = set->receive(soon());
+        IS(event, PELTON_OK);
+        CHECK(event->from == bid->native_handle() && !event->delivery && event->left == PELTON_CLOSED);
+        IS(set->remove(*bid), PELTON_REFUSED);
+        IS(set->remove(*offer), PELTON_OK);
+        IS(set->receive(), PELTON_AGAIN);
+        IS(set->add(*offer), PELTON_OK);
+        IS(offers->send(as_bytes("19")), PELTON_OK);
+    }
+    /* The set has given it back. */
+    auto delivery = offer->receive(soon());
+    IS(delivery, PELTON_OK);
+    CHECK(as_text(delivery->bytes()) == "19" && delivery->number() == 2);
+}
+
 /* What the compiler refuses. */
 template <typename T> constexpr bool is_unique = std::is_nothrow_move_constructible_v<T> && !std::is_copy_constructible_v<T>;
 template <typename T> constexpr bool stays = is_unique<T> && !std::is_move_assignable_v<T>;
@@ -798,7 +843,7 @@ template <typename T> constexpr bool stays = is_unique<T> && !std::is_move_assig
 int main() {
     static_assert(is_unique<pelton::sender> && is_unique<pelton::client> && is_unique<pelton::responder> && is_unique<pelton::held_message>);
     static_assert(std::is_nothrow_move_assignable_v<pelton::sender> && std::is_nothrow_move_assignable_v<pelton::held_message>);
-    static_assert(is_unique<pelton::publisher> && is_unique<pelton::subscriber> && stays<pelton::delivery>);
+    static_assert(is_unique<pelton::publisher> && is_unique<pelton::subscriber> && stays<pelton::delivery> && is_unique<pelton::subscriber_set>);
     static_assert(stays<pelton::message> && stays<pelton::message_batch> && stays<pelton::completion> && stays<pelton::request>);
     static_assert(stays<pelton::sender::reservation> && stays<pelton::request_reservation> && stays<pelton::reply_reservation>);
     static const test tests[] = {
@@ -817,6 +862,7 @@ int main() {
         TEST(openings_are_polled),
         TEST(a_durable_subscription_continues_with_its_next_process),
         TEST(a_delivery_is_released_at_the_end_of_its_scope),
+        TEST(a_set_receives_from_many_publishers_until_each_has_left),
         TEST(a_flush_takes_the_receiver_and_calls_back),
         TEST(what_is_appended_is_flushed_at_the_end_of_the_last_appender),
         TEST(a_record_file_is_read_back),

@@ -37,7 +37,7 @@ typedef struct kind {
     const char *name;
     void *handle;
 } kind;
-enum { KINDS = 20 };
+enum { KINDS = 21 };
 static kind kinds[KINDS];
 static pelton_sender *flushed; /* sends to the flush's receiver */
 static int silent;             /* a socket that listens, and never answers */
@@ -90,6 +90,7 @@ static void create_all(void) {
     pelton_publisher *publisher;
     pelton_subscriber *subscriber;
     pelton_subscriber_opening *subscriber_opening;
+    pelton_subscriber_set *subscriber_set;
     pelton_subscriber_options subscriber_options = PELTON_SUBSCRIBER_OPTIONS_INIT;
     pelton_flush *flush;
     pelton_appenders *appenders;
@@ -128,6 +129,7 @@ static void create_all(void) {
     OK(pelton_subscriber_open_start(name, &subscriber_options, &subscriber_opening));
     OK(pelton_publisher_open(NULL, NULL, &publisher));
     OK(pelton_publisher_subscriber(publisher, NULL, &subscriber));
+    OK(pelton_subscriber_set_open(PELTON_BLOCK, &subscriber_set));
     begin();
     submitted("x", 1);
     const kind all[KINDS] = {
@@ -141,6 +143,7 @@ static void create_all(void) {
         {"publisher", publisher},
         {"subscriber", subscriber},
         {"subscriber_opening", subscriber_opening},
+        {"subscriber_set", subscriber_set},
         {"client", client},
         {"service", service},
         {"responder", taken()},

@@ -11,6 +11,7 @@ tests() ->
     [{each_subscriber_receives_by_its_policy, fun each_subscriber_receives_by_its_policy/1},
      {a_slow_gate_is_shown_and_waited_for, fun a_slow_gate_is_shown_and_waited_for/1},
      {an_active_subscriber_gets_as_many_as_requested, fun an_active_subscriber_gets_as_many_as_requested/1},
+     {a_process_gets_the_messages_of_many_publishers, fun a_process_gets_the_messages_of_many_publishers/1},
      {a_large_message_is_received_by_each_process_once, fun a_large_message_is_received_by_each_process_once/1},
      {a_lagging_subscriber_copies_large_messages_on_dirty_schedulers,
       fun a_lagging_subscriber_copies_large_messages_on_dirty_schedulers/1},
@@ -114,6 +115,21 @@ an_active_subscriber_gets_as_many_as_requested(Path) ->
     ok = pelton:close(Publisher),
     ?assertEqual({pelton_closed, Subscriber, closed}, last()),
     ok = pelton:close(Subscriber).
+
+a_process_gets_the_messages_of_many_publishers(Path) ->
+    Names = [["unix:", Path(Topic)] || Topic <- ["bids", "offers"]],
+    Publishers = [publisher(Name, []) || Name <- Names],
+    Subscribers = [begin
+        {ok, Subscriber} = pelton:open(subscriber, Name, [{timeout, ?LIMIT}, {active, true}]),
+        Subscriber
+    end || Name <- Names],
+    [ok = pelton:send(Publisher, <<"17">>) || Publisher <- Publishers],
+    [ok = pelton:close(Publisher) || Publisher <- Publishers],
+    Received = lists:sort([next() || _ <- [1, 2, 3, 4]]),
+    Wanted = [[{pelton_delivery, Subscriber, <<"17">>, 1, 0}, {pelton_closed, Subscriber, closed}]
+              || Subscriber <- Subscribers],
+    ?assertEqual(lists:sort(lists:append(Wanted)), Received),
+    [ok = pelton:close(Subscriber) || Subscriber <- Subscribers].
 
 next() ->
     receive Message -> Message after ?LIMIT -> timeout end.

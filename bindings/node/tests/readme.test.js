@@ -10,7 +10,7 @@ const text = fs.readFileSync(path.join(__dirname, '../README.md'), 'utf8');
 const examples = [...text.matchAll(/^```js\n(.*?)^```/gms)].map((match) => match[1]);
 
 test('the_examples_of_the_readme_run', options, async () => {
-  assert.equal(examples.length, 11);
+  assert.equal(examples.length, 12);
   const modules = path.join(directory, 'node_modules');
   fs.mkdirSync(modules);
   fs.symlinkSync(path.dirname(require.resolve(`${process.env.PELTON_PACKAGE ?? '..'}/package.json`)),
@@ -37,14 +37,17 @@ test('the_examples_of_the_readme_run', options, async () => {
   const durable = run(6);
   assert.equal(await durable.ended, 0);
   assert.equal(durable.output(), 'AAPL 17\n');
-  const serving = run(7);
-  const calling = run(8);
+  const many = run(7);
+  assert.equal(await many.ended, 0);
+  assert.deepEqual(many.output().split('\n').sort(), ['', 'bids: 17', 'offers: 17']);
+  const serving = run(8);
+  const calling = run(9);
   assert.equal(await calling.ended, 0);
   assert.match(calling.output(), /^TEA\n\[[^\]]*\]\n1\n2\n$/);
-  const files = run(9);
+  const files = run(10);
   assert.equal(await files.ended, 0);
   assert.equal(files.output(), 'file\nhello, file\n');
-  const records = run(10);
+  const records = run(11);
   assert.equal(await records.ended, 0);
   assert.equal(records.output(), 'event 0\nevent 1\nevent 2\n');
   serving.kill('SIGTERM');

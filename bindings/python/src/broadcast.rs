@@ -374,24 +374,23 @@ fn checked(py: Python<'_>, options: Options, given: Option<&Bound<'_, PyDict>>) 
 ///         for delivery in subscriber:
 ///             print(delivery.data, delivery.missed)
 #[pyclass(frozen, module = "pelton", weakref)]
-pub struct Subscriber(Handle<pelton::Subscriber>);
+pub struct Subscriber(pub Handle<pelton::Subscriber>);
 
 /// A message that was found, and that the subscriber keeps.
-struct Found {
+pub struct Found {
     number: u64,
     missed: u64,
 }
 
 impl Found {
-    fn of(delivery: pelton::Delivery<'_>) -> Found {
+    pub fn of(delivery: pelton::Delivery<'_>) -> Found {
         let found = Found { number: delivery.number(), missed: delivery.missed() };
         delivery.keep();
         found
     }
 
     /// Copies the message, and releases it. After an error of Python the next call finds it again.
-    fn taken(self, py: Python<'_>, subscriber: &mut pelton::Subscriber) -> PyResult<Delivery> {
-        let delivery = subscriber.kept_delivery();
+    pub fn taken(self, py: Python<'_>, delivery: pelton::Delivery<'_>) -> PyResult<Delivery> {
         match to_bytes(py, &delivery) {
             Ok(data) => Ok(Delivery { data: data.unbind(), number: self.number, missed: self.missed }),
             Err(error) => {
@@ -413,7 +412,7 @@ impl Subscriber {
         if found.is_none() && deadline != Deadline::Now {
             found = find(py, &mut using, deadline)?;
         }
-        found.map(|found| found.taken(py, &mut using)).transpose()
+        found.map(|found| found.taken(py, using.kept_delivery())).transpose()
     }
 }
 

@@ -48,7 +48,10 @@ impl<T> Handle<T> {
                 Err(raise(py, pelton::Error::Forked))
             }
             Ok(_) if self.is_lent.load(Ordering::Relaxed) && !self.is_closing() => {
-                let text = format!("this {} waits for a successor of its peer: end that wait first", self.noun);
+                let text = match self.noun {
+                    "subscriber" => "a SubscriberSet has this subscriber: remove it there first".to_owned(),
+                    noun => format!("this {noun} waits for a successor of its peer: end that wait first"),
+                };
                 Err(error::named(py, "Busy", text))
             }
             Ok(_) => Err(self.closed(py)),

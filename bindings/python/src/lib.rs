@@ -26,6 +26,7 @@ mod receiver;
 mod records;
 mod sender;
 mod service;
+mod subscriber_set;
 mod view;
 
 use pyo3::pymodule;
@@ -72,4 +73,6 @@ mod _pelton {
     use crate::sender::{Reservation, Sender};
     #[pymodule_export]
     use crate::service::{Request, Service};
+    #[pymodule_export]
+    use crate::subscriber_set::SubscriberSet;
 }

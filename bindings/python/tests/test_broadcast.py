@@ -448,3 +448,158 @@ def test_a_loop_subscribes_in_a_directory_and_resumes_there(tmp_path: Path, run:
         taken_over.close()
 
     run(main())
+
+
+def test_a_set_receives_from_many_publishers_in_turns_until_each_has_closed() -> None:
+    with small() as first, small() as second, pelton.SubscriberSet() as topic:
+        members = [first.subscriber(), second.subscriber(policy="lag")]
+        for member in members:
+            topic.add(member)
+        assert len(topic) == 2
+        assert topic.try_recv() is None
+        with pytest.raises(pelton.TimedOut):
+            topic.recv(0.01)
+        for number in range(100):
+            first.send(b"%d" % number)
+            second.send(b"%d" % number)
+        first.close()
+        second.close()
+        received = [(members.index(subscriber), int(delivery.data)) for subscriber, delivery in topic]
+        turns = [(0, 0, 64), (1, 0, 64), (0, 64, 100), (1, 64, 100)]
+        assert received == [(of, number) for of, start, end in turns for number in range(start, end)]
+        assert len(topic) == 0
+        assert topic.try_recv() is None
+        with pytest.raises(pelton.Refused, match="empty"):
+            topic.recv()
+        assert list(topic) == []
+
+
+def test_a_set_uses_its_subscribers_and_gives_them_back() -> None:
+    with small() as publisher, small() as other:
+        subscriber, quiet = publisher.subscriber(), other.subscriber()
+        topic = pelton.SubscriberSet(spin=True)
+        for member in (subscriber, quiet):
+            topic.add(member)
+        uses: list[Callable[[], object]] = [
+            subscriber.recv,
+            subscriber.try_recv,
+            subscriber.resume,
+            subscriber.info,
+            subscriber.arm,
+            subscriber.fileno,
+            lambda: topic.add(subscriber),
+            lambda: pelton.SubscriberSet().add(subscriber),
+        ]
+        for use in uses:
+            with pytest.raises(pelton.Busy, match="remove it there first"):
+                use()
+        for text in (b"one", b"two", b"three"):
+            publisher.send(text)
+        found, delivery = topic.recv(LIMIT)
+        assert found is subscriber
+        assert (delivery.data, delivery.number, delivery.missed) == (b"one", 1, 0)
+        assert topic.info(subscriber).messages == 1
+        topic.remove(subscriber)
+        for use in (topic.remove, topic.info):
+            with pytest.raises(KeyError, match="not in this set"):
+                use(subscriber)
+        assert subscriber.recv(LIMIT).data == b"two"
+        topic.add(subscriber)
+        topic.close()
+        assert topic.closed
+        assert subscriber.recv(LIMIT).data == b"three"
+        for use in (topic.recv, topic.try_recv, lambda: topic.add(subscriber)):
+            with pytest.raises(pelton.ClosedHandle, match="set is closed"):
+                use()
+        # Dropped without a close, too.
+        topic = pelton.SubscriberSet()
+        topic.add(subscriber)
+        del topic
+        assert subscriber.try_recv() is None
+        subscriber.close()
+        with pytest.raises(pelton.ClosedHandle), pelton.SubscriberSet() as topic:
+            topic.add(subscriber)
+
+
+def test_a_subscriber_of_a_set_that_is_closed_leaves_it() -> None:
+    with small() as publisher, small() as other, pelton.SubscriberSet() as topic:
+        subscriber, remaining = publisher.subscriber(), other.subscriber()
+        topic.add(subscriber)
+        topic.add(remaining)
+        closing = threading.Timer(0.1, subscriber.close)
+        closing.start()
+        with pytest.raises(pelton.TimedOut):
+            topic.recv(0.5)
+        closing.join()
+        assert (len(topic), publisher.admit(), subscriber.closed) == (1, 0, True)
+        other.send(b"still here")
+        assert topic.recv(LIMIT)[1].data == b"still here"
+
+
+def test_a_set_names_the_subscriber_whose_publisher_died(name: str, start: Start) -> None:
+    process = start(PUBLISH_AND_WAIT, name)
+    with small() as other, pelton.SubscriberSet() as topic:
+        subscriber = pelton.Subscriber.connect(name, timeout=LIMIT)
+        topic.add(subscriber)
+        topic.add(other.subscriber())
+        for _ in range(2):
+            assert topic.recv(LIMIT)[1].data == b"one"
+            process.kill()
+            process.wait(LIMIT)
+            with pytest.raises(pelton.PeerDied) as raised:
+                next(topic)
+            assert raised.value.subscriber is subscriber
+            assert len(topic) == 1
+            process = start(PUBLISH_AND_WAIT, name)
+            subscriber.resume(LIMIT)
+            topic.add(subscriber)
+        process.kill()
+        process.wait(LIMIT)
+
+
+def test_a_set_waits_without_the_gil_and_ends_for_a_close() -> None:
+    with small() as publisher:
+        topic = pelton.SubscriberSet()
+        topic.add(publisher.subscriber())
+        received: list[bytes] = []
+        raised: list[BaseException] = []
+
+        def receive() -> None:
+            try:
+                for _, delivery in topic:
+                    received.append(delivery.data)
+            except pelton.ClosedHandle as error:
+                raised.append(error)
+
+        receiving = threading.Thread(target=receive)
+        receiving.start()
+        publisher.send(b"one")
+        publisher.wait_released(LIMIT)
+        # Whenever it waits for longer than this takes.
+        with pytest.raises(pelton.Busy):
+            while True:
+                topic.try_recv()
+        topic.close()
+        receiving.join(LIMIT)
+        assert not receiving.is_alive()
+        assert (received, len(raised)) == ([b"one"], 1)
+
+
+def test_a_forked_child_has_no_use_of_a_set() -> None:
+    with small() as publisher, pelton.SubscriberSet() as topic:
+        subscriber = publisher.subscriber()
+        topic.add(subscriber)
+        publisher.send(b"one")
+        if (child := os.fork()) == 0:
+            try:
+                for use in (topic.try_recv, subscriber.try_recv, lambda: topic.info(subscriber)):
+                    with pytest.raises(pelton.Forked):
+                        use()
+                topic.close()
+                with pytest.raises(pelton.Forked):
+                    subscriber.try_recv()
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert topic.recv(LIMIT)[1].data == b"one"

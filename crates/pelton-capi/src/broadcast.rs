@@ -34,8 +34,12 @@ impl Subscriber {
         Subscriber { broadcast, received: false }
     }
 
+    pub fn into_broadcast(self) -> pelton::Subscriber {
+        self.broadcast
+    }
+
     /// The endpoint, for calls that would move what is received.
-    fn released(&mut self) -> Answer<&mut pelton::Subscriber> {
+    pub fn released(&mut self) -> Answer<&mut pelton::Subscriber> {
         if self.received { Err(code::plain(code::NOT_RELEASED)) } else { Ok(&mut self.broadcast) }
     }
 }
@@ -75,7 +79,7 @@ structures! {
 
 /// Makes a delivery the received message.
 #[inline(always)]
-fn show(delivery: Delivery<'_>) -> CDelivery {
+pub fn show(delivery: Delivery<'_>) -> CDelivery {
     let shown = CDelivery {
         data: delivery.as_ptr().cast(),
         size: delivery.len(),
@@ -142,6 +146,27 @@ sized_structures! {
         waits: u64,
         sleeps: u64,
         wakes_sent: u64,
+    }
+}
+
+impl SubscriberInfo {
+    pub fn of(subscriber: &pelton::Subscriber) -> SubscriberInfo {
+        let (counters, (peer_pid, peer_uid)) = (subscriber.counters(), numbers(subscriber.peer()));
+        SubscriberInfo {
+            struct_bytes: 0,
+            peer_pid,
+            peer_uid,
+            continues: subscriber.continues().into(),
+            next_number: subscriber.next_number(),
+            capacity: subscriber.capacity(),
+            message_bytes_max: subscriber.message_bytes_max(),
+            messages: counters.messages,
+            bytes: counters.bytes,
+            missed: subscriber.missed(),
+            waits: counters.waits,
+            sleeps: counters.sleeps,
+            wakes_sent: counters.wakes_sent,
+        }
     }
 }
 
@@ -365,22 +390,6 @@ entries! {
     }
 
     fn pelton_subscriber_get_info(subscriber: &mut Subscriber, out: Info<SubscriberInfo>) {
-        let subscriber = &subscriber.broadcast;
-        let (counters, (peer_pid, peer_uid)) = (subscriber.counters(), numbers(subscriber.peer()));
-        out.write(SubscriberInfo {
-            struct_bytes: 0,
-            peer_pid,
-            peer_uid,
-            continues: subscriber.continues().into(),
-            next_number: subscriber.next_number(),
-            capacity: subscriber.capacity(),
-            message_bytes_max: subscriber.message_bytes_max(),
-            messages: counters.messages,
-            bytes: counters.bytes,
-            missed: subscriber.missed(),
-            waits: counters.waits,
-            sleeps: counters.sleeps,
-            wakes_sent: counters.wakes_sent,
-        })
+        out.write(SubscriberInfo::of(&subscriber.broadcast))
     }
 }

@@ -49,6 +49,7 @@ kinds! {
     ClientOpening "client_opening" 0x636f_7000,
     Publisher "publisher" 0x7075_6200,
     Subscriber "subscriber" 0x7375_6200,
+    SubscriberSet "subscriber_set" 0x7373_6500,
     Client "client" 0x636c_6900,
     Service "service" 0x7372_7600,
     Responder "responder" 0x7265_7300,
@@ -72,7 +73,7 @@ pub enum State {
     /// Usable, but only by the slow paths.
     Slow = 2,
     Closed = 3,
-    /// An operation on a file has the object.
+    /// An operation on a file, or a set of subscribers, has the object.
     Detached = 4,
 }
 
@@ -333,8 +334,15 @@ fn unusable(gate: u32, wanted: Option<Kind>) -> c_int {
     let found = match (kind_of(gate), State::of_gate(gate)) {
         (None, _) => "no handle of pelton, or was closed long ago".to_owned(),
         (Some(kind), State::Detached) if wanted.is_none_or(|wanted| wanted == kind) => {
-            let kind = kind.name();
-            let detail = format!("an operation on a file uses the pelton_{kind}: take its completion, or cancel it");
+            let detail = match kind {
+                Kind::Subscriber => {
+                    "a pelton_subscriber_set has the pelton_subscriber: remove it there first".to_owned()
+                }
+                kind => {
+                    let kind = kind.name();
+                    format!("an operation on a file uses the pelton_{kind}: take its completion, or cancel it")
+                }
+            };
             return code::tell(code::WRONG_THREAD, detail);
         }
         (Some(kind), State::Closed) => format!("a closed pelton_{}", kind.name()),

@@ -29,6 +29,7 @@ mod records;
 mod responder;
 mod sender;
 mod service;
+mod subscriber_set;
 mod writer;
 
 use std::ffi::{c_char, c_int, c_void};

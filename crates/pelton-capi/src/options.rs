@@ -133,12 +133,7 @@ impl Common {
     }
 
     fn build(&self) -> Answer<pelton::Options> {
-        let wait = match self.wait {
-            0 => Wait::Block,
-            1 => Wait::Spin,
-            found => return Err(wrong("wait", found, "PELTON_BLOCK (0) or PELTON_SPIN (1)")),
-        };
-        let mut options = pelton::Options::new().wait(wait);
+        let mut options = pelton::Options::new().wait(wait(self.wait)?);
         options = set(self.capacity, options, pelton::Options::capacity);
         options = set(self.message_bytes_max, options, pelton::Options::message_bytes_max);
         options = set(self.resident_bytes_max, options, pelton::Options::resident_max);
@@ -151,6 +146,14 @@ impl Common {
             options = options.allow_uids(unsafe { std::slice::from_raw_parts(self.uids, self.uid_count as usize) });
         }
         Ok(options)
+    }
+}
+
+pub fn wait(found: u32) -> Answer<Wait> {
+    match found {
+        0 => Ok(Wait::Block),
+        1 => Ok(Wait::Spin),
+        found => Err(wrong("wait", found, "PELTON_BLOCK (0) or PELTON_SPIN (1)")),
     }
 }
 

@@ -121,29 +121,27 @@ impl SubscriberSet {
     /// # Errors
     /// [`Error::System`], [`Error::Forked`]; the subscriber is dropped then.
     pub fn add(&mut self, subscriber: impl Into<Box<Subscriber>>) -> Result<usize> {
+        self.add_or_return(subscriber.into()).map_err(|(_, error)| error)
+    }
+
+    /// Polls the descriptor of a subscriber, and returns the key that it gets.
+    fn watch(&mut self, subscriber: &Subscriber) -> Result<usize> {
         self.check_owner()?;
-        let subscriber = subscriber.into();
         // An inherited one, in a child's own set.
         subscriber.endpoint.check_owner()?;
         let free = self.members.iter().position(Option::is_none);
         let key = free.unwrap_or(self.members.len());
         let watched = self.doorbells.watch_connecting(subscriber.as_fd(), key as u32);
         watched.map_err(Error::system("polling a subscriber"))?;
-        self.spin.set_peer(subscriber.peer());
-        let subscriber = Some(subscriber);
-        match free {
-            Some(key) => self.members[key] = subscriber,
-            None => self.members.push(subscriber),
-        }
-        // An event loop that waits has to arm it too.
-        self.doorbells.local_wake().ring();
         Ok(key)
     }
 
     /// Removes a subscriber, which keeps its place, and still holds its publisher up if it gates. `None`: there is none
     /// with this key.
     pub fn remove(&mut self, key: usize) -> Option<Box<Subscriber>> {
-        let subscriber = self.members.get_mut(key)?.take()?;
+        let mut subscriber = self.members.get_mut(key)?.take()?;
+        // It may have been armed with the others.
+        subscriber.disarm();
         if matches!(self.found, Some(Found::Message(found) | Found::Left(found, _)) if found == key) {
             self.found = None;
         }
@@ -334,6 +332,39 @@ impl SubscriberSet {
     /// Undoes [`SubscriberSet::arm`].
     pub fn disarm(&mut self) {
         self.members.iter_mut().flatten().for_each(|member| member.disarm());
+    }
+}
+
+/// For the C library and other bindings, whose languages know no borrows.
+#[doc(hidden)]
+impl SubscriberSet {
+    /// Whether this process is a forked child of the set's.
+    pub fn is_forked(&self) -> bool {
+        self.owner.is_forked()
+    }
+
+    /// As [`SubscriberSet::add`], but an error returns the subscriber too.
+    pub fn add_or_return(
+        &mut self,
+        subscriber: Box<Subscriber>,
+    ) -> std::result::Result<usize, (Box<Subscriber>, Error)> {
+        let key = match self.watch(&subscriber) {
+            Ok(key) => key,
+            Err(error) => return Err((subscriber, error)),
+        };
+        self.spin.set_peer(subscriber.peer());
+        match self.members.get_mut(key) {
+            Some(free) => *free = Some(subscriber),
+            None => self.members.push(Some(subscriber)),
+        }
+        // An event loop that waits has to arm it too.
+        self.doorbells.local_wake().ring();
+        Ok(key)
+    }
+
+    /// The delivery of this member that [`Delivery::keep`] has kept. As [`Subscriber::kept_delivery`].
+    pub fn kept_delivery(&mut self, key: usize) -> Option<Delivery<'_>> {
+        Some(self.members.get_mut(key)?.as_mut()?.kept_delivery())
     }
 }
 

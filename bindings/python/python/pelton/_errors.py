@@ -7,14 +7,22 @@ the code in `pelton.h`, in small letters. The text says what was found, what was
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pelton._pelton import Subscriber
 
 
 class Error(Exception):
-    """Every error of pelton. `sent` is set by `send_many`: how many messages were sent before the error."""
+    """Every error of pelton.
+
+    `sent` is set by `send_many`: how many messages were sent before the error. `subscriber` is set by a
+    `SubscriberSet`: the one whose publisher has left, which is out of the set.
+    """
 
     code: str | int = "internal"
     sent: int
+    subscriber: Subscriber
 
     def __str__(self) -> str:
         # Also of those that are an OSError with an errno and a filename, from which that makes a text of its own.

@@ -17,6 +17,7 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.FutureTask;
 import java.util.stream.Collectors;
+import java.util.stream.Stream;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
@@ -49,6 +50,32 @@ class BroadcastTest {
         }
         assertTrue(received > 0);
         return received + subscriber.missed();
+    }
+
+    @Test
+    void a_virtual_thread_for_each_subscriber_receives_from_many_publishers() throws Exception {
+        long total = 1000;
+        List<String> names = Stream.of("bids", "offers").map(topic -> "unix:" + directory.resolve(topic)).toList();
+        try (Publisher bids = Publisher.open(names.get(0), SMALL);
+                Publisher offers = Publisher.open(names.get(1), SMALL);
+                var threads = Executors.newVirtualThreadPerTaskExecutor()) {
+            List<Future<Long>> all = new ArrayList<>();
+            for (String name : names) {
+                all.add(threads.submit(() -> {
+                    try (Subscriber subscriber = Subscriber.connect(name, JOINING)) {
+                        return receiveAll(subscriber);
+                    }
+                }));
+            }
+            for (Publisher publisher : List.of(bids, offers)) assertTrue(publisher.waitSubscribers(1, LIMIT));
+            for (long number = 1; number <= total; number++) {
+                bids.send(Long.toString(number).getBytes());
+                offers.send(Long.toString(number).getBytes());
+            }
+            bids.close();
+            offers.close();
+            for (Future<Long> received : all) assertEquals(total, received.get());
+        }
     }
 
     @Test
