@@ -108,3 +108,9 @@ def test_the_example_of_queues_does_each_job(name: str, start: Callable[..., Pop
     (queues,) = examples(name, "Queue")
     output, _ = start(queues + "\nmain()").communicate(timeout=LIMIT)
     assert output == "True\n"
+
+
+def test_the_example_of_many_publishers_receives_from_each(name: str, start: Callable[..., Popen[str]]) -> None:
+    (receiving,) = (example for example in examples(name, "Publish and subscribe") if "SubscriberSet" in example)
+    output, _ = start(receiving).communicate(timeout=LIMIT)
+    assert output.splitlines() == ["bid b'0'", "offer b'1'"]
