@@ -141,7 +141,7 @@ impl Topic {
         for index in 0..job.senders {
             set.add(options(job).connect_subscriber(&Topic::name(job, index)).context("subscribing")?)?;
         }
-        Ok(Gathering { set, buffer: Vec::new() })
+        Ok(Gathering(set))
     }
 }
 
@@ -157,22 +157,15 @@ impl Transport for Topic {
     }
 }
 
-pub struct Gathering {
-    set: SubscriberSet,
-    buffer: Vec<u8>,
-}
+pub struct Gathering(SubscriberSet);
 
 impl Receiving for Gathering {
     #[inline(always)]
     fn receive<R>(&mut self, inspect: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        match self.set.receive()? {
-            Some(SubscriberEvent::Message { message, .. }) => {
-                self.buffer.clear();
-                self.buffer.extend_from_slice(&message);
-            }
+        match self.0.receive()? {
+            Some(SubscriberEvent::Message { message, .. }) => Ok(inspect(&message)),
             other => bail!("a publisher has left: {other:?}"),
         }
-        Ok(inspect(&self.buffer))
     }
 }
 

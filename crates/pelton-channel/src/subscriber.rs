@@ -175,6 +175,16 @@ impl Subscriber {
         self.find(deadline)
     }
 
+    /// Finds the next message in the usual case: [`Subscriber::delivery`] returns it.
+    #[inline(always)]
+    pub(crate) fn find_fast(&mut self) -> bool {
+        let record = self.peek_fast();
+        if record.is_some() {
+            self.found = record;
+        }
+        record.is_some()
+    }
+
     /// The message that `find` has found.
     #[inline(always)]
     pub(crate) fn delivery(&mut self) -> Delivery<'_> {

@@ -1,12 +1,13 @@
 //! A topic of many publishers: subscribers for which one thread waits at the same time.
 
+use crate::backoff::Backoff;
 use crate::doorbells::Doorbells;
 use crate::endpoint::Departure;
 use crate::error::{Error, Result};
 use crate::subscriber::{Delivery, Subscriber};
 use crate::wait::{self, Armed, Deadline, Polled, Side, Spin, Wait};
 use pelton_lane::LastRing;
-use pelton_os::{Event, Owner, Ready};
+use pelton_os::{self as os, Event, Owner, Ready};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Instant;
 
@@ -57,10 +58,14 @@ pub struct SubscriberSet {
     /// The member whose turn it is, and how many messages remain of it.
     turn: usize,
     remaining: u32,
-    /// Calls until the next check of whether a publisher has left.
+    /// Calls until the next check of whether a publisher has left, and the key of its subscriber.
     until_check: u32,
+    next_check: usize,
     /// What the next call returns.
     found: Option<Found>,
+    /// As a receiver's of many senders, with the messages received, modulo 2^32.
+    backoff: Backoff,
+    received: u32,
 }
 
 #[derive(Debug)]
@@ -108,7 +113,10 @@ impl SubscriberSet {
             turn: 0,
             remaining: QUANTUM,
             until_check: QUANTUM,
+            next_check: 0,
             found: None,
+            backoff: Backoff::new(),
+            received: 0,
         })
     }
 
@@ -188,13 +196,39 @@ impl SubscriberSet {
     ///
     /// # Errors
     /// As [`SubscriberSet::try_receive`].
+    #[inline]
     pub fn receive_until(&mut self, deadline: impl Into<Deadline>) -> Result<Option<SubscriberEvent<'_>>> {
-        self.check_owner()?;
-        self.until_check -= 1;
         if self.until_check == 0 {
-            self.find_ends()?;
+            self.find_end()?;
         }
-        let is_found = self.poll()? || self.find_slow(deadline.into())?;
+        self.until_check -= 1;
+        match self.find_fast() {
+            Some(key) => Ok(self.message(key)),
+            None => self.receive_slow(deadline.into()),
+        }
+    }
+
+    /// The member whose turn it is, if it has a message in the usual case.
+    #[inline(always)]
+    fn find_fast(&mut self) -> Option<usize> {
+        self.end_turn();
+        let is_found = self.found.is_none() && self.members.get_mut(self.turn)?.as_mut()?.find_fast();
+        is_found.then_some(self.turn)
+    }
+
+    /// The message that the member with this key, whose turn it is, has found.
+    #[inline(always)]
+    fn message(&mut self, key: usize) -> Option<SubscriberEvent<'_>> {
+        self.remaining = self.remaining.saturating_sub(1);
+        self.received = self.received.wrapping_add(1);
+        let message = self.members[key].as_mut()?.delivery();
+        Some(SubscriberEvent::Message { key, message })
+    }
+
+    #[inline(never)]
+    fn receive_slow(&mut self, deadline: Deadline) -> Result<Option<SubscriberEvent<'_>>> {
+        self.check_owner()?;
+        let is_found = self.poll()? || self.find_slow(deadline)?;
         Ok(if is_found { self.take_found() } else { None })
     }
 
@@ -210,6 +244,9 @@ impl SubscriberSet {
         // As in `Subscriber`: a deadline that has passed is no wait.
         let until = deadline.until().filter(|until| until.is_none_or(|until| Instant::now() < until));
         let Some(until) = until else { return self.each(Subscriber::has_message) };
+        if self.comes_soon() && self.poll()? {
+            return Ok(true);
+        }
         self.members.iter().flatten().for_each(|member| member.parts.lane.count_wait());
         // False: the deadline, or one was faster than a member's copies.
         while wait::wait(self, until)? {
@@ -220,21 +257,33 @@ impl SubscriberSet {
         Ok(false)
     }
 
-    /// Checks whether publishers have left.
-    #[cold]
-    #[inline(never)]
-    fn find_ends(&mut self) -> Result<()> {
-        self.until_check = QUANTUM;
-        let mut result = Ok(());
-        for key in 0..self.members.len() {
-            if let Some(member) = &mut self.members[key] {
-                let ended = member.is_peer_known_gone().and_then(|is_gone| Ok(is_gone && Side::end(member.as_mut())?));
-                if let Err(error) = ended {
-                    result = result.and(self.note(key, error));
-                }
+    /// As `Subscriber::comes_soon`.
+    fn comes_soon(&mut self) -> bool {
+        if self.spin.first_polls() > 0 {
+            for _ in 0..self.backoff.next_pauses(self.received) {
+                os::relax();
             }
         }
-        result
+        for _ in 0..self.spin.first_polls() {
+            os::relax();
+            if self.may_be_ready() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Checks whether a publisher has left, the next one in turn: with each check all would cost more than messages.
+    #[cold]
+    #[inline(never)]
+    fn find_end(&mut self) -> Result<()> {
+        self.until_check = QUANTUM;
+        self.check_owner()?;
+        let key = self.next_check;
+        self.next_check = (key + 1) % self.members.len().max(1);
+        let Some(Some(member)) = self.members.get_mut(key) else { return Ok(()) };
+        let ended = member.is_peer_known_gone().and_then(|is_gone| Ok(is_gone && Side::end(member.as_mut())?));
+        ended.map(drop).or_else(|error| self.note(key, error))
     }
 
     /// After an error of a member: notes that it has left. Returns the error if that may pass.
@@ -256,18 +305,19 @@ impl SubscriberSet {
 
     fn take_found(&mut self) -> Option<SubscriberEvent<'_>> {
         match self.found.take()? {
-            Found::Message(key) => {
-                self.remaining -= 1;
-                if self.remaining == 0 {
-                    self.pass_turn();
-                }
-                let message = self.members[key].as_mut()?.delivery();
-                Some(SubscriberEvent::Message { key, message })
-            }
+            Found::Message(key) => self.message(key),
             Found::Left(key, error) => {
                 let subscriber = self.remove(key)?;
                 Some(SubscriberEvent::Left { key, subscriber, error })
             }
+        }
+    }
+
+    /// The next member's turn begins if this one's has ended.
+    #[inline(always)]
+    fn end_turn(&mut self) {
+        if self.remaining == 0 {
+            self.pass_turn();
         }
     }
 
@@ -282,6 +332,7 @@ impl SubscriberSet {
         if self.found.is_some() {
             return Ok(true);
         }
+        self.end_turn();
         for _ in 0..self.members.len() {
             if let Some(member) = &mut self.members[self.turn] {
                 match is_ready(member) {
