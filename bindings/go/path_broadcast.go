@@ -68,6 +68,7 @@ func CreatePublisher(ctx context.Context, path string, options *Options) (*Publi
 			_ = p.Close()
 			return nil, err
 		}
+		of.HasBegun = true
 		return p, nil
 	}
 }

@@ -437,7 +437,7 @@ func TestAPublisherWithoutDescriptorsTriesAgainOnceAtATime(t *testing.T) {
 	if err := publisher.guard.Enter(); err != nil {
 		t.Fatal(err)
 	}
-	free := withoutDescriptors(t)
+	free := withDescriptors(t, 0)
 	for isOnTime := false; !isOnTime; {
 		for range 3 {
 			if err := publisher.attend(); !errors.Is(err, ErrSystem) {
@@ -459,8 +459,8 @@ func TestAPublisherWithoutDescriptorsTriesAgainOnceAtATime(t *testing.T) {
 	}
 }
 
-// withoutDescriptors has this process find no free descriptor until the returned function is called.
-func withoutDescriptors(t *testing.T) (free func()) {
+// withDescriptors has this process find at most so many free descriptors until the returned function is called.
+func withDescriptors(t *testing.T, most int) (free func()) {
 	t.Helper()
 	lowest := must(os.Open("/dev/null"))
 	defer lowest.Close()
@@ -475,7 +475,7 @@ func withoutDescriptors(t *testing.T) (free func()) {
 	}
 	free = sync.OnceFunc(func() { set(before) })
 	t.Cleanup(free)
-	set(unix.Rlimit{Cur: uint64(lowest.Fd()), Max: before.Max})
+	set(unix.Rlimit{Cur: uint64(lowest.Fd()) + uint64(most), Max: before.Max})
 	return free
 }
 

@@ -12,6 +12,8 @@ import (
 	"unsafe"
 
 	"github.com/pelton-ipc/pelton/bindings/go/internal/directory"
+	"github.com/pelton-ipc/pelton/bindings/go/internal/lane"
+	"golang.org/x/sys/unix"
 )
 
 // HoldMax in a directory: the limit is a word there, which subscribers load when they join, also without a publisher.
@@ -90,8 +92,8 @@ func TestAPublisherWithALimitWaitsForAGateToEnd(t *testing.T) {
 	limited := &Options{HoldMax: time.Minute}
 	begun := time.Now()
 	_, err := CreatePublisher(ctx, path, limited)
-	mustBeRefused(t, err, path, fmt.Sprintf("process %d", os.Getpid()), "for 1h0m0s", "at most 1m0s", "end it",
-		"raise the publisher's HoldMax")
+	mustBeRefused(t, err, fmt.Sprintf("a subscriber of %s, process %d, may hold", path, os.Getpid()),
+		"for longer than 1m0s: raise HoldMax, or end it")
 	if took := time.Since(begun); took < directory.ClaimKilled {
 		t.Fatalf("it waited for %v, wanted %v", took, directory.ClaimKilled)
 	}
@@ -139,11 +141,11 @@ func TestAPublisherWithALimitIsRefusedByADurableGateThatIsAway(t *testing.T) {
 	defer gates.Close()
 	limited := &Options{HoldMax: -1}
 	_, err := CreatePublisher(ctx, path, limited)
-	mustBeRefused(t, err, `the durable subscription "audit"`, fmt.Sprintf("process %d", os.Getpid()), "without a limit",
-		"at most 0s", "end it and remove it by RemoveSubscription")
+	mustBeRefused(t, err, fmt.Sprintf(`the durable subscription "audit" of %s, which process %d uses`, path, os.Getpid()),
+		"for longer than 0s", "continue the subscription by Lag", "remove it by RemoveSubscription")
 	gates.Close()
 	_, err = CreatePublisher(ctx, path, limited)
-	mustBeRefused(t, err, `the durable subscription "audit" of `+path+" may hold", "remove it by RemoveSubscription")
+	mustBeRefused(t, err, `"audit"`, "which no process uses")
 	// It continues by lag, which may be passed.
 	must(OpenSubscriber(ctx, path, &Options{Durable: "audit", Policy: Lag})).Close()
 	must(CreatePublisher(ctx, path, limited)).Close()
@@ -216,12 +218,13 @@ func TestAPublisherWithALimitNeverBeginsTogetherWithAGateInADirectory(t *testing
 	limited := &Options{HoldMax: time.Millisecond, Await: true}
 	within := &Options{LagAfter: time.Millisecond, Durable: "audit"}
 	must(OpenSubscriber(ctx, path, within)).Close()
+	lags := must(OpenSubscriber(ctx, path, &Options{Policy: Lag}))
+	defer lags.Close()
+	table := lane.Table(lags.sub.Cursor.Bytes)
 	var begun, joined int
 	for round := range 20 * rounds(t) {
-		o := &Options{LagAfter: time.Minute}
-		if round%2 == 1 {
-			o.Durable = "audit"
-		}
+		// One that continues, one without a name, and one of a new name.
+		o := &Options{LagAfter: time.Minute, Durable: []string{"audit", "", "new"}[round%3]}
 		var subscriber *Subscriber
 		failed := make(chan error)
 		go func() {
@@ -230,7 +233,7 @@ func TestAPublisherWithALimitNeverBeginsTogetherWithAGateInADirectory(t *testing
 			failed <- err
 		}()
 		// A subscriber opens more files before it joins than a publisher before it stores its limit.
-		for until := time.Now().Add(time.Duration(round%50) * 10 * time.Microsecond); time.Now().Before(until); {
+		for until := time.Now().Add(time.Duration(round/3%50) * 10 * time.Microsecond); time.Now().Before(until); {
 		}
 		publisher, err := CreatePublisher(over, path, limited)
 		refused := <-failed
@@ -250,11 +253,19 @@ func TestAPublisherWithALimitNeverBeginsTogetherWithAGateInADirectory(t *testing
 		default:
 			mustBeRefused(t, err)
 			joined++
+			if limit := table.HoldLimit(); limit != 0 {
+				t.Fatal("the refused one leaves the limit ", limit.Duration())
+			}
 			if refused == nil {
 				subscriber.Close()
 			} else {
 				mustBeRefused(t, refused)
 			}
+		}
+		if err := RemoveSubscription(path, "new", nil); o.Durable != "new" || refused != nil {
+			mustBeRefused(t, err, "no durable subscription")
+		} else if err != nil {
+			t.Fatal(err)
 		}
 		// No limit, and the durable subscription within it, for the next round.
 		must(CreatePublisher(ctx, path, nil)).Close()
@@ -265,6 +276,80 @@ func TestAPublisherWithALimitNeverBeginsTogetherWithAGateInADirectory(t *testing
 		subscriber.Close()
 	}
 	t.Logf("the publisher began %d times, and was refused %d times", begun, joined)
+}
+
+// At each descriptor that it needs, also for the subscribers, and because of the lane.
+func TestAPublisherThatFailsToBeginLeavesTheFormerLimit(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	must(CreatePublisher(ctx, path, &Options{Capacity: 1 << 16, HoldMax: time.Minute})).Close()
+	subscriber := must(OpenSubscriber(ctx, path, &Options{LagAfter: time.Second}))
+	defer subscriber.Close()
+	for range 5 {
+		defer must(OpenSubscriber(ctx, path, &Options{Policy: Lag})).Close()
+	}
+	table := lane.Table(subscriber.sub.Cursor.Bytes)
+	former := table.HoldLimit()
+	limited := &Options{HoldMax: 2 * time.Second}
+	for most := 0; ; most++ {
+		free := withDescriptors(t, most)
+		publisher, err := CreatePublisher(ctx, path, limited)
+		free()
+		if err == nil {
+			publisher.Close()
+			break
+		}
+		if found := table.HoldLimit(); !errors.Is(err, unix.EMFILE) || found != former {
+			t.Fatalf("limit %d after %d descriptors: %v", found, most, err)
+		}
+	}
+	if former = table.HoldLimit(); former.Duration() != limited.HoldMax {
+		t.Fatal(former)
+	}
+	const heldPlace, behindTheData = 136, 1<<32 | 1<<16
+	atomic.StoreUint64((*uint64)(unsafe.Pointer(&table[heldPlace])), behindTheData)
+	_, err := CreatePublisher(ctx, path, nil)
+	if found := table.HoldLimit(); !errors.Is(err, ErrCorrupt) || found != former {
+		t.Fatal(found, err)
+	}
+}
+
+// Of a publisher here and subscribers of the pelton command, and the other way round.
+func TestALimitInADirectoryIsThatOfTheCommandToo(t *testing.T) {
+	path, ctx := channelPlace(t), soon(t)
+	publish := func(code int, arguments ...string) {
+		t.Helper()
+		p := tool(t, append([]string{"pub", "--capacity", "64K", "path:" + path}, arguments...)...)
+		p.input.Close()
+		p.exits(code)
+	}
+	const refused = 3
+	publish(0, "--hold-max", "0")
+	_, err := OpenSubscriber(ctx, path, &Options{LagAfter: 1})
+	mustBeRefused(t, err, "at most 0s")
+	must(OpenSubscriber(ctx, path, &Options{Policy: Lag})).Close()
+	publish(0)
+	gates := must(OpenSubscriber(ctx, path, &Options{Durable: "here"}))
+	publish(refused, "--hold-max", "0")
+	gates.Close()
+	publish(refused, "--hold-max", "0")
+	if err := RemoveSubscription(path, "here", nil); err != nil {
+		t.Fatal(err)
+	}
+
+	publisher := must(CreatePublisher(ctx, path, &Options{HoldMax: time.Second}))
+	tool(t, "sub", "path:"+path).exits(refused)
+	tool(t, "sub", "--lag-after", "1.1", "--durable", "there", "path:"+path).exits(refused)
+	mustBeRefused(t, RemoveSubscription(path, "there", nil), "no durable subscription")
+	takes := tool(t, "sub", "--lag-after", "1", "--durable", "there", "--count", "1", "path:"+path)
+	if err := errors.Join(publisher.WaitSubscribers(ctx, 1), publisher.Send(ctx, []byte("hello"))); err != nil {
+		t.Fatal(err)
+	}
+	takes.says("hello")
+	takes.exits(0)
+	publisher.Close()
+	_, err = CreatePublisher(ctx, path, &Options{HoldMax: time.Second - 1})
+	mustBeRefused(t, err, `"there"`, "no process")
+	must(CreatePublisher(ctx, path, &Options{HoldMax: time.Second})).Close()
 }
 
 // Whatever the limit's word says: a subscriber joins or is refused, and the next publisher stores its own.

@@ -62,11 +62,15 @@ type Publication struct {
 	Page, Data, Table *memory.Segment
 	Doorbell          *doorbell.Own
 	Role              *Role
+	// Its limit stays. Otherwise its end restores that of the one before.
+	HasBegun    bool
+	formerLimit lane.HoldLimit
 }
 
-// OpenPublisher claims the role of the publisher, and takes over the lane. It waits as claim does for the role, and
-// while a subscription may hold it up for longer than the limit. It owns d.
-func (d *Directory) OpenPublisher(ctx context.Context, isPatient bool, limit lane.HoldLimit) (*Publication, error) {
+// OpenPublisher claims the role of the publisher, and takes over the lane. It waits as claim does for the role, and for
+// subscribers beyond the limit to leave. It owns d. The caller then sets HasBegun, unless it fails.
+func (d *Directory) OpenPublisher(ctx context.Context, isPatient bool, limit lane.HoldLimit) (_ *Publication,
+	failed error) {
 	h := &claim{directory: d, lock: -1}
 	defer h.release()
 	canBarrier := kernel.Membarrier()
@@ -74,15 +78,16 @@ func (d *Directory) OpenPublisher(ctx context.Context, isPatient bool, limit lan
 	if p.Table = h.segment(d.table()); h.err != nil {
 		return nil, h.err
 	}
-	holder := ""
+	refusal := ""
 	var err error
+	// It has the role during an attempt only: another publisher may admit what this one does not.
 	h.lock, err = d.claim(ctx, isPatient, func() (int, error) {
-		holder = ""
+		refusal = ""
 		lock, err := d.lock(publisherFile, false)
 		if err != nil || lock < 0 {
 			return lock, err
 		}
-		if holder, err = d.limitHolds(p.Table, limit); err != nil || holder != "" {
+		if refusal, err = p.limitHolds(d, limit); err != nil || refusal != "" {
 			unlock(lock)
 			return -1, err
 		}
@@ -91,11 +96,16 @@ func (d *Directory) OpenPublisher(ctx context.Context, isPatient bool, limit lan
 	switch {
 	case err != nil:
 		return nil, err
-	case holder != "":
-		return nil, fail.With(ctx.Err(), fail.ErrRefused, "%s", holder)
+	case refusal != "":
+		return nil, fail.With(ctx.Err(), fail.ErrRefused, "%s", refusal)
 	case h.lock < 0:
 		return nil, d.taken(ctx, "publisher", d.pid(publisherFile, 388))
 	}
+	defer func() {
+		if failed != nil {
+			p.restoreLimit()
+		}
+	}()
 	p.Page = h.segment(d.publisherPage(true))
 	p.Data = h.segment(d.segment(dataFile, d.header.capacity, true))
 	own := h.fifo(publisherDoorbell, unix.O_RDWR)
@@ -121,36 +131,50 @@ func (d *Directory) OpenPublisher(ctx context.Context, isPatient bool, limit lan
 }
 
 // limitHolds stores the limit of a publisher that begins, whose role the caller has. If a subscription may hold it up
-// for longer, it stores the former limit again, and says which one that is, and what to do.
-func (d *Directory) limitHolds(of *memory.Segment, limit lane.HoldLimit) (holder string, err error) {
-	table := lane.Table(of.Bytes)
-	former := table.HoldLimit()
-	// Each subscriber that joins either loads the limit after that, or is found here. [join]
+// for longer, the former limit stays, and the refusal says which one that is, and what to do.
+func (p *Publication) limitHolds(d *Directory, limit lane.HoldLimit) (refusal string, err error) {
+	// First without a store: subscribers must not find the limit of a publisher that does not begin.
+	if refusal, err = d.checkHolds(p.Table, limit); refusal != "" || err != nil {
+		return refusal, err
+	}
+	table := lane.Table(p.Table.Bytes)
+	p.formerLimit = table.HoldLimit()
 	table.SetHoldLimit(limit)
+	if refusal, err = d.checkHolds(p.Table, limit); refusal != "" || err != nil {
+		p.restoreLimit()
+	}
+	return refusal, err
+}
+
+func (d *Directory) checkHolds(of *memory.Segment, limit lane.HoldLimit) (refusal string, err error) {
+	table := lane.Table(of.Bytes)
 	for slot := range uint32(lane.CursorsMax) {
-		policy, isCounted := table.CountedPolicy(slot)
-		tooLong, isTooLong := errors.AsType[*lane.HoldsTooLong](limit.Check(policy))
-		if !isCounted || !isTooLong {
+		if !table.HoldsLonger(slot, limit) {
 			continue
 		}
-		name, isUsed := table.Slot(slot).Name, false
-		if isUsed, err = d.isByteLocked(of.FD, tableFile, int64(slot)); err == nil && name == "" && !isUsed {
-			// Its process has died.
-			continue
+		// The lock first: once it is free, what its process has stored is visible.
+		isHeld, err := d.isByteLocked(of.FD, tableFile, int64(slot))
+		if err != nil {
+			return "", err
 		}
-		table.SetHoldLimit(former)
-		process := fmt.Sprintf(" in process %d", lane.CursorPID(table.Cursor(slot)))
-		found, advice := "a subscriber of "+d.Path+process, "end it"
-		if name != "" {
-			found, advice = fmt.Sprintf("the durable subscription %q of %s", name, d.Path), "remove it by RemoveSubscription"
-			if isUsed {
-				found, advice = found+process, "end it and "+advice
-			}
+		name, user, most := table.Slot(slot).Name, "no process", limit.Duration()
+		if isHeld {
+			user = process(lane.CursorPID(table.Cursor(slot)))
 		}
-		return tooLong.Text(found, advice), err
+		switch {
+		case name != "" && (isHeld || table.HasBegun(slot)):
+			return fmt.Sprintf("the durable subscription %q of %s, which %s uses, may hold the publisher up for longer than %v: raise HoldMax, or continue the subscription by Lag, or with a LagAfter of at most %v, or remove it by RemoveSubscription",
+				name, d.Path, user, most, most), nil
+		case name == "" && isHeld:
+			return fmt.Sprintf("a subscriber of %s, %s, may hold the publisher up for longer than %v: raise HoldMax, or end it",
+				d.Path, user, most), nil
+		}
+		// It is dead, and the publisher will remove it.
 	}
 	return "", nil
 }
+
+func (p *Publication) restoreLimit() { lane.Table(p.Table.Bytes).SetHoldLimit(p.formerLimit) }
 
 // Meet returns the link to the process of a subscriber that has joined by itself, and rings it: it may have fallen
 // asleep before this side knew its doorbell. Without a peer in the link, no process uses the subscription now.
@@ -189,6 +213,9 @@ func (p *Publication) KeepsPlace(slot uint32) bool {
 
 // Close ends the publisher's use of the directory, after its lane is closed.
 func (p *Publication) Close() {
+	if !p.HasBegun {
+		p.restoreLimit()
+	}
 	p.Role.Close()
 	p.Table.Close()
 }
@@ -221,11 +248,7 @@ func (d *Directory) OpenSubscriber(ctx context.Context, isPatient bool, durable 
 		return nil, nil, nil, false, h.err
 	}
 	table := lane.Table(sub.Cursor.Bytes)
-	// Before a slot gets the durable name.
-	if err := table.HoldLimit().Check(policy); err != nil {
-		return nil, nil, nil, false, fail.Lane(err)
-	}
-	slot, lock, err := d.claimSlot(ctx, isPatient, table, durable)
+	slot, lock, err := d.claimSlot(ctx, isPatient, table, durable, policy)
 	if err != nil {
 		return nil, nil, nil, false, err
 	}
@@ -248,8 +271,7 @@ func (d *Directory) OpenSubscriber(ctx context.Context, isPatient bool, durable 
 	}
 	if durable != "" {
 		var former lane.Policy
-		if former, continues, err = table.ContinuedPolicy(slot); err == nil && continues && policy.Kind == lane.Gate &&
-			former.Kind != lane.Gate {
+		if former, continues = table.ContinuedPolicy(slot); continues && policy.Kind == lane.Gate && former.Kind != lane.Gate {
 			by := "Gate with LagAfter"
 			if former.HoldsNS() == 0 {
 				by = "Lag"
@@ -257,13 +279,18 @@ func (d *Directory) OpenSubscriber(ctx context.Context, isPatient bool, durable 
 			return nil, nil, nil, false, fail.New(fail.ErrRefused, "the durable subscription %q of %s is by %s, and may have missed messages: subscribe by that again, or remove it to begin anew by Gate", durable, d.Path, by)
 		}
 	}
-	if err == nil {
-		joining := lane.JoinByPath{Slot: slot, Policy: policy, From: from, IsDurable: durable != "", PID: uint32(os.Getpid())}
-		sub.Consumer, err = lane.JoinBroadcast(lane.BroadcastMemory{Producer: sub.Page.Bytes, Data: sub.Data.Bytes}, table,
-			joining, d.header.bytesMax, canBarrier)
-	}
+	joining := lane.JoinByPath{Slot: slot, Policy: policy, From: from, IsDurable: durable != "", PID: uint32(os.Getpid())}
+	sub.Consumer, err = lane.JoinBroadcast(lane.BroadcastMemory{Producer: sub.Page.Bytes, Data: sub.Data.Bytes}, table,
+		joining, d.header.bytesMax, canBarrier)
 	if err != nil {
+		// It may have counted this side.
 		d.ringPublisher()
+		if tooLong, ok := errors.AsType[*lane.HoldsTooLong](err); ok {
+			if durable != "" {
+				d.forgetDurable(ctx, table, slot)
+			}
+			return nil, nil, nil, false, d.refuseHold(tooLong)
+		}
 		return nil, nil, nil, false, fail.Lane(err)
 	}
 	if own, err = doorbell.NewFIFO(h.Claim(ownFIFO)); err != nil {
@@ -279,10 +306,14 @@ func (d *Directory) OpenSubscriber(ctx context.Context, isPatient bool, durable 
 }
 
 // claimSlot returns the slot and its lock.
-func (d *Directory) claimSlot(ctx context.Context, isPatient bool, table lane.Table, durable string) (slot uint32,
-	lock int, err error) {
+func (d *Directory) claimSlot(ctx context.Context, isPatient bool, table lane.Table, durable string,
+	policy lane.Policy) (slot uint32, lock int, err error) {
 	isGrowing := false
 	lock, err = d.claim(ctx, isPatient, func() (int, error) {
+		// Before any store. It may come while this waits.
+		if err := table.HoldLimit().Check(policy); err != nil {
+			return -1, d.refuseHold(err)
+		}
 		if durable == "" {
 			slot, lock, err = d.claimFreeSlot(table)
 			return lock, err
@@ -306,6 +337,24 @@ func (d *Directory) claimSlot(ctx context.Context, isPatient bool, table lane.Ta
 		return 0, -1, d.slotTaken(ctx, table, found)
 	}
 	return 0, -1, fail.With(ctx.Err(), fail.ErrRefused, "%s has %d subscribers and durable subscriptions, as many as a lane takes: close one, or remove one", d.Path, lane.CursorsMax)
+}
+
+// refuseHold returns the error of a subscriber that may hold the publisher up for too long.
+func (d *Directory) refuseHold(tooLong error) error {
+	return fail.New(fail.ErrRefused, "%s: %v", d.Path, tooLong)
+}
+
+// forgetDurable frees the name of a durable subscription that has not begun. The caller has the slot's lock. If another
+// process keeps the growth lock, the name stays, for the next one that opens or removes it.
+func (d *Directory) forgetDurable(ctx context.Context, table lane.Table, slot uint32) {
+	growth, err := d.claim(ctx, false, func() (int, error) { return d.lock("channel", false) }, always)
+	if err != nil || growth < 0 {
+		return
+	}
+	defer unlock(growth)
+	if !table.HasBegun(slot) {
+		table.SetName(slot, "")
+	}
 }
 
 // claimFreeSlot returns -1 if there is none.

@@ -91,12 +91,15 @@ func (d *Directory) NoChannel() error {
 }
 
 func (d *Directory) taken(ctx context.Context, role string, pid uint32) error {
-	process := "which has not said its process yet"
-	if pid != 0 {
-		process = fmt.Sprintf("process %d", pid)
-	}
 	return fail.With(ctx.Err(), fail.ErrRoleTaken, "%s has a %s already, %s: stop that process, or wait until it ends",
-		d.Path, role, process)
+		d.Path, role, process(pid))
+}
+
+func process(pid uint32) string {
+	if pid == 0 {
+		return "a process whose number is not known"
+	}
+	return fmt.Sprintf("process %d", pid)
 }
 
 // Open checks and opens the channel at a path. It returns nil if nothing is there.

@@ -78,9 +78,6 @@ func Lane(err error) error {
 			"a message of %d bytes is larger than this channel's limit of %d: send less, or create it with twice the capacity",
 			tooLarge.Bytes, tooLarge.BytesMax)
 	}
-	if tooLong, ok := errors.AsType[*lane.HoldsTooLong](err); ok {
-		return New(ErrRefused, "%v", tooLong)
-	}
 	return New(ErrCorrupt, "%v: the peer is damaged, hostile, or not pelton", err)
 }
 

@@ -102,32 +102,45 @@ func (p Policy) HoldsNS() uint64 {
 // HoldLimit is for how long one consumer may hold the producer up at one message: 1 + the nanoseconds. 0: no limit.
 type HoldLimit uint64
 
-// Check returns a [HoldsTooLong] if a consumer of this policy may hold the producer up for longer.
+// Permits reports whether a consumer of this policy may hold the producer up for at most that.
+func (l HoldLimit) Permits(p Policy) bool { return l == 0 || p.HoldsNS() <= uint64(l-1) }
+
+// Check returns a [HoldsTooLong] for a policy that the limit does not permit.
 func (l HoldLimit) Check(p Policy) error {
-	if l == 0 || p.HoldsNS() <= uint64(l-1) {
+	if l.Permits(p) {
 		return nil
 	}
 	return &HoldsTooLong{p, l}
 }
 
-// HoldsTooLong reports a consumer that may hold the producer up for longer than the limit says.
+// within returns the policy by which the producer counts a consumer.
+func (l HoldLimit) within(p Policy) Policy {
+	switch {
+	case l.Permits(p):
+		return p
+	case p.Kind == Gate:
+		p.Slack = 0
+	}
+	return Policy{GateUntil, p.Slack, uint64(l - 1)}
+}
+
+// Duration returns the time of a limit.
+func (l HoldLimit) Duration() time.Duration { return durationOf(uint64(l - 1)) }
+
+// HoldsTooLong reports a consumer that may hold the producer up for longer than the limit permits.
 type HoldsTooLong struct {
 	Policy Policy
 	Limit  HoldLimit
 }
 
-// Text names the consumer, and says what to do.
-func (e *HoldsTooLong) Text(consumer, advice string) string {
+func (e *HoldsTooLong) Error() string {
 	holds := "without a limit"
 	if e.Policy.Kind != Gate {
 		holds = "for " + durationOf(e.Policy.HoldsNS()).String()
 	}
-	return fmt.Sprintf("%s may hold the publisher up %s, which takes at most %v of that: %s, or raise the publisher's HoldMax",
-		consumer, holds, durationOf(uint64(e.Limit-1)), advice)
-}
-
-func (e *HoldsTooLong) Error() string {
-	return e.Text("the subscriber", "subscribe by Lag or Latest, or by Gate with LagAfter")
+	most := e.Limit.Duration()
+	return fmt.Sprintf("the subscriber may hold the publisher up %s, which takes at most %v of that: subscribe by Lag, or by Gate with a LagAfter of at most %v, or raise the publisher's HoldMax",
+		holds, most, most)
 }
 
 func durationOf(ns uint64) time.Duration { return time.Duration(min(ns, math.MaxInt64)) }
@@ -204,16 +217,18 @@ func beginCursor(page []byte, policy Policy, pid uint32) {
 	store32(page, cursorState, stateOpen)
 }
 
+// storePolicy stores the kind last, and CursorPolicy loads it first: a producer that begins may load the policy of a
+// consumer that joins.
 func storePolicy(page []byte, policy Policy) {
-	store32(page, cursorPolicy, uint32(policy.Kind))
 	store64(page, cursorSlack, policy.Slack)
 	store64(page, cursorLagAfterNS, policy.LagAfterNS)
+	store32(page, cursorPolicy, uint32(policy.Kind)) // [join]
 }
 
 // CursorPolicy returns the policy in a consumer's page, which the caller keeps: a hostile consumer may change the page.
 // Errors: [Corrupt].
 func CursorPolicy(page []byte) (Policy, error) {
-	kind := PolicyKind(load32(page, cursorPolicy))
+	kind := PolicyKind(load32(page, cursorPolicy)) // [join]
 	if kind < Gate || kind > GateUntil {
 		return Policy{}, &Corrupt{"policy of a cursor", uint64(kind), uint64(GateUntil)}
 	}

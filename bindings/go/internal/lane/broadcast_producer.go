@@ -47,6 +47,7 @@ type BroadcastProducer struct {
 	// By path: consumers that join by themselves, and the join of each slot as last loaded.
 	table      Table
 	tableJoins [CursorsMax]uint64
+	holdLimit  HoldLimit
 	// How often consumers have joined or left by themselves; a zero if they cannot. [join]
 	changes     *uint64
 	changesSeen uint64

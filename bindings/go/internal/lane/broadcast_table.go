@@ -16,7 +16,8 @@ import (
 //     all joins. At least one of them finds the other's store, as atomic operations are kept in order here. A Rust
 //     process has a full fence between the two.
 //   - [join], too: a consumer stores its policy and its join, and then loads hold_limit. A producer that begins stores
-//     hold_limit, and then loads all joins and policies. So one of them finds a consumer that may hold longer.
+//     hold_limit, and then loads all joins and policies. At least one of them finds the other's store. So the consumer
+//     gives up, or the producer does not begin.
 
 const (
 	// TableSignature is the hash of the table's layout in spec/broadcast.md.
@@ -104,28 +105,31 @@ func (t Table) SetName(slot uint32, name string) {
 func (t Table) HasBegun(slot uint32) bool { return load64(t, entryAt(slot)+entryBegun) != 0 }
 
 // ContinuedPolicy returns the policy of the consumer that a durable one of this slot would continue; false: it would
-// begin anew. The caller has the slot's lock. Errors: [Corrupt].
-func (t Table) ContinuedPolicy(slot uint32) (policy Policy, continues bool, err error) {
-	if !t.Slot(slot).IsCounted || !t.HasBegun(slot) {
-		return Policy{}, false, nil
+// begin anew. The caller has the slot's lock.
+func (t Table) ContinuedPolicy(slot uint32) (policy Policy, continues bool) {
+	policy, err := CursorPolicy(t.Cursor(slot))
+	if err != nil {
+		// One that is none is that of no consumer.
+		policy = Policy{Kind: Lag}
 	}
-	policy, err = CursorPolicy(t.Cursor(slot))
-	return policy, true, err
+	return policy, t.Slot(slot).IsCounted && t.HasBegun(slot)
 }
 
-// HoldLimit returns the limit of the producer, or of the last one if there is none.
+// HoldLimit returns the limit of the producer that began last, or died before it had begun.
 func (t Table) HoldLimit() HoldLimit { return HoldLimit(load64(t, tableHoldLimit)) } // [join]
 
-// SetHoldLimit stores the limit of a producer that begins, whose role the caller has. It then loads the policies
-// of all slots.
+// SetHoldLimit stores the limit of a producer that begins, whose role the caller has. Then HoldsLonger finds each
+// consumer that has not loaded it.
 func (t Table) SetHoldLimit(limit HoldLimit) { store64(t, tableHoldLimit, uint64(limit)) } // [join]
 
-// CountedPolicy returns the policy of a slot that the producer counts; false: it does not.
-func (t Table) CountedPolicy(slot uint32) (Policy, bool) {
-	join := load64(t, entryAt(slot)) // [join]
+// HoldsLonger reports whether a slot is counted, and its consumer may hold the producer up for longer than the limit.
+func (t Table) HoldsLonger(slot uint32, limit HoldLimit) bool {
+	if load64(t, entryAt(slot))&isCounted == 0 { // [join]
+		return false
+	}
 	// A policy that is none is that of no consumer: it has never stored it.
 	policy, err := CursorPolicy(t.Cursor(slot))
-	return policy, err == nil && join&isCounted != 0
+	return err == nil && !limit.Permits(policy)
 }
 
 // Detach makes the producer count this slot no more. The caller has its lock, and rings the producer afterwards, which
@@ -195,7 +199,7 @@ func TakeOverBroadcastProducer(memory BroadcastMemory, table Table, bytesMax uin
 	// For consumers of the newest message, which may join at any time.
 	p.latest = 1
 	p.storeLast()
-	p.table, p.changes = table, word64(table, tableChanges)
+	p.table, p.holdLimit, p.changes = table, table.HoldLimit(), word64(table, tableChanges)
 	p.changesSeen = atomic.LoadUint64(p.changes) - 1
 	p.discover()
 	return p, nil
@@ -225,7 +229,8 @@ func (p *BroadcastProducer) discover() {
 		page := p.table.Cursor(slot)
 		// A policy that is none is that of no consumer: it has never stored it.
 		if policy, err := CursorPolicy(page); err == nil && join&isCounted != 0 {
-			p.count(slot, page, policy, p.held)
+			// One that holds it up for longer has not loaded the limit yet, or is hostile. [join]
+			p.count(slot, page, p.holdLimit.within(policy), p.held)
 		}
 	}
 }
@@ -307,26 +312,24 @@ type JoinByPath struct {
 
 // JoinBroadcast joins a lane by path, with or without a producer. It passes over the messages before the first one that
 // it wants. Ring the producer afterwards, also after an error, so that it finds the end of this process. Errors:
-// [Corrupt]; [HoldsTooLong]: it has left, or a durable one keeps its place.
+// [Corrupt]; [HoldsTooLong]: it has left, or one that continues keeps its place.
 func JoinBroadcast(memory BroadcastMemory, table Table, joining JoinByPath, bytesMax uint64,
 	canBarrier bool) (*BroadcastConsumer, error) {
 	capacity, slot, policy := uint64(len(memory.Data)), joining.Slot, joining.Policy
 	cursor, begunAt := table.Cursor(slot), entryAt(slot)+entryBegun
 	leftAt := load64(cursor, cursorNumber)
-	former, continues, err := Policy{}, false, table.HoldLimit().Check(policy)
 	// Otherwise the last consumer died before it had begun, and this one begins anew.
-	if err == nil && joining.IsDurable {
-		former, continues, err = table.ContinuedPolicy(slot)
-	}
-	if err == nil && continues && policy.Kind == Gate {
+	former, continues := table.ContinuedPolicy(slot)
+	continues = continues && joining.IsDurable
+	if continues && policy.Kind == Gate {
 		// Before any store: a cursor that gates by this page holds the producer up.
-		var held uint64
-		if held, _, err = table.heldAndPlace(capacity); err == nil && (former.Kind != Gate || held > leftAt) {
+		held, _, err := table.heldAndPlace(capacity)
+		if err == nil && (former.Kind != Gate || held > leftAt) {
 			err = &Corrupt{"number of a durable cursor that gates", leftAt, held}
 		}
-	}
-	if err != nil {
-		return nil, err
+		if err != nil {
+			return nil, err
+		}
 	}
 	if !continues {
 		store64(table, begunAt, 0)
@@ -345,11 +348,14 @@ func JoinBroadcast(memory BroadcastMemory, table Table, joining JoinByPath, byte
 	if continues {
 		table.count(slot) // [join]
 		testHookJoin()
-		if err := table.HoldLimit().Check(policy); err != nil {
-			// As if no process used it.
-			storePolicy(cursor, former)
-			table.count(slot) // [join]
-			return nil, err
+		// A producer that begins has found one whose former policy could hold it up for as long. That one must not come
+		// back: a producer without a limit may have passed the new one by now.
+		if policy.HoldsNS() > former.HoldsNS() {
+			if err := table.HoldLimit().Check(policy); err != nil { // [join]
+				storePolicy(cursor, former)
+				table.count(slot) // [join]
+				return nil, err
+			}
 		}
 		c, err := attach(Joined{Number: leftAt, Place: Position{Seq: seqOf(leftAt)}})
 		if err == nil {
@@ -359,11 +365,6 @@ func JoinBroadcast(memory BroadcastMemory, table Table, joining JoinByPath, byte
 	}
 	c, err := joinAnew(memory, table, joining, attach)
 	if err != nil {
-		return nil, err
-	}
-	// A producer may have begun since the first load. [join]
-	if err := table.HoldLimit().Check(policy); err != nil {
-		c.Close()
 		return nil, err
 	}
 	// So that its successor need not pass over them, if it is durable. One that lags may be passed meanwhile.
@@ -409,6 +410,10 @@ func joinAnew(memory BroadcastMemory, table Table, joining JoinByPath,
 			table.count(joining.Slot)
 		}
 		testHookJoin()
+		if err := table.HoldLimit().Check(joining.Policy); err != nil { // [join]
+			table.Detach(joining.Slot)
+			return nil, err
+		}
 		// kept only grows: if it is at most number, nothing that this side wants has been overwritten. [join]
 		if load64(page, broadcastKept) <= number {
 			return attach(Joined{Number: number, Place: place, Skip: skip})

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"regexp"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -295,18 +294,12 @@ func (l pathLane) mustNotJoin(t *testing.T, joining JoinByPath) {
 	}
 }
 
-// The limit is there before a consumer joins, or comes while it does.
+// The limit comes before a consumer has joined.
 func TestAConsumerThatMayHoldTooLongGivesUp(t *testing.T) {
 	defer func() { testHookJoin = func() {} }()
 	for _, policy := range []Policy{{Kind: Gate}, {Kind: GateUntil, LagAfterNS: 101}} {
 		l := freshPathLane(CapacityMin)
 		p := l.takeOver(t)
-		l.table.SetHoldLimit(101)
-		before := slices.Clone(l.table)
-		l.mustNotJoin(t, JoinByPath{Slot: 5, Policy: policy, IsDurable: true})
-		if !slices.Equal(l.table, before) {
-			t.Fatal("it has stored something")
-		}
 		for at := range 2 {
 			l.table.SetHoldLimit(0)
 			steps := 0
@@ -340,24 +333,17 @@ func TestADurableConsumerThatMayHoldTooLongKeepsItsPlace(t *testing.T) {
 		sizes[p.Number()] = 8
 		mustSend(t, p, 8)
 	}
-	l.table.SetHoldLimit(101)
-	before := slices.Clone(l.table)
-	l.mustNotJoin(t, JoinByPath{Slot: 5, Policy: longer, IsDurable: true})
-	if !slices.Equal(l.table, before) {
-		t.Fatal("it has stored something")
-	}
-	l.table.SetHoldLimit(0)
 	counted := load64(l.table, entryAt(5))
 	testHookJoin = func() {
-		if policy, isCounted := l.table.CountedPolicy(5); policy != longer || !isCounted {
-			t.Fatal("a producer that begins here does not find it", policy)
+		if !l.table.HoldsLonger(5, 101) {
+			t.Fatal("a producer that begins here does not find it")
 		}
 		l.table.SetHoldLimit(101)
 	}
 	l.mustNotJoin(t, JoinByPath{Slot: 5, Policy: longer, IsDurable: true})
 	testHookJoin = func() {}
-	if policy, isCounted := l.table.CountedPolicy(5); policy != former || !isCounted || !l.table.HasBegun(5) {
-		t.Fatal(policy, isCounted)
+	if policy, continues := l.table.ContinuedPolicy(5); policy != former || !continues {
+		t.Fatal(policy, continues)
 	}
 	// The producer may have counted it by its new policy, and does so anew by the former one.
 	if load64(l.table, entryAt(5)) != counted+4 {
@@ -374,6 +360,41 @@ func TestADurableConsumerThatMayHoldTooLongKeepsItsPlace(t *testing.T) {
 	}
 	if r.next != 10 {
 		t.Fatal(r.next)
+	}
+	// A producer that begins has found it by its former policy.
+	l.table.SetHoldLimit(1)
+	l.mustJoin(t, JoinByPath{Slot: 5, Policy: Policy{GateUntil, 1000, 99}, IsDurable: true})
+	// A policy that is none is not that of a consumer, which could hold the producer up.
+	store32(l.table.Cursor(5), cursorPolicy, 9)
+	l.mustNotJoin(t, JoinByPath{Slot: 5, Policy: former, IsDurable: true})
+	if policy, continues := l.table.ContinuedPolicy(5); policy != (Policy{Kind: Lag}) || !continues {
+		t.Fatal(policy, continues)
+	}
+}
+
+// It is about to give up, or hostile.
+func TestAProducerCountsAConsumerBeyondTheLimitByTheLimit(t *testing.T) {
+	const most = 1<<64 - 1
+	for _, c := range []struct {
+		limit          HoldLimit
+		policy, counts Policy
+	}{
+		{0, Policy{Gate, 9, 9}, Policy{Gate, 9, 9}}, {0, Policy{GateUntil, 9, most}, Policy{GateUntil, 9, most}},
+		{101, Policy{Gate, 9, 9}, Policy{GateUntil, 0, 100}}, {most, Policy{Gate, 0, 0}, Policy{GateUntil, 0, most - 1}},
+		{101, Policy{GateUntil, 9, 101}, Policy{GateUntil, 9, 100}},
+		{101, Policy{GateUntil, 9, 100}, Policy{GateUntil, 9, 100}},
+		{1, Policy{Lag, 9, 9}, Policy{Lag, 9, 9}}, {1, Policy{Kind: Latest}, Policy{Kind: Latest}},
+	} {
+		l := freshPathLane(CapacityMin)
+		l.table.SetHoldLimit(c.limit)
+		p := l.takeOver(t)
+		// The producer has loaded it.
+		l.table.SetHoldLimit(0)
+		l.mustJoin(t, JoinByPath{Slot: 5, Policy: c.policy})
+		p.Lost()
+		if joined := p.Joined(); len(joined) != 1 || joined[0].Policy != c.counts {
+			t.Errorf("limit %d: %+v, wanted %+v", c.limit, joined, c.counts)
+		}
 	}
 }
 
@@ -418,7 +439,7 @@ func TestAProducerWithALimitNeverBeginsTogetherWithAGate(t *testing.T) {
 		l.table.SetHoldLimit(100)
 		found := 0
 		for other := range uint32(2) {
-			if policy, isCounted := l.table.CountedPolicy(other); isCounted && HoldLimit(100).Check(policy) != nil {
+			if l.table.HoldsLonger(other, 100) {
 				found = 1
 			}
 		}

@@ -191,8 +191,13 @@ func (r *broadcastReplay) join(s broadcastStep) {
 	if r.isByPath {
 		consumer, err := JoinBroadcast(r.lane.BroadcastMemory, r.lane.table, JoinByPath{Slot: s.Slot, Policy: policy,
 			From: from, IsDurable: s.Continues, PID: 1}, r.lane.bytesMax(), true)
-		if s.is() == "corrupt" {
+		switch s.is() {
+		case "corrupt":
 			mustBeCorrupt(r.t, err)
+			return
+		case "refused":
+			_, isTooLong := errors.AsType[*HoldsTooLong](err)
+			r.must(isTooLong, "%v", err)
 			return
 		}
 		r.must(err == nil, "%v", err)
