@@ -25,8 +25,8 @@
 (defun open-subscriber-set (&key wait)
   "Opens a set without subscribers. :WAIT as of OPEN-SENDER is how the set waits, whatever its subscribers' own is.
 
-Each message arrives once and in order from its publisher; between publishers there is no order. Those with messages
-take turns, of 64 messages each. Closing the set gives its subscribers back."
+The messages of a publisher arrive in order; between publishers there is no order. Those with messages take turns, of 64
+messages each. Closing the set gives its subscribers back."
   (check (opening (out make-subscriber-set :spins (eq wait :spin))
            (%subscriber-set-open (ecase wait ((nil :block) +block+) (:spin +spin+)) out))))
 
@@ -36,7 +36,8 @@ take turns, of 64 messages each. Closing the set gives its subscribers back."
 
 (defun add-subscriber (set subscriber)
   "Adds SUBSCRIBER to SET, which alone uses it until REMOVE-SUBSCRIBER, or until its publisher leaves: another use signals
-WRONG-THREAD-ERROR; only INFO works, and closing it removes it. Does not wait. Returns SET."
+WRONG-THREAD-ERROR. Only INFO works, and closing it removes it. Both use SET, so call them in the thread that uses SET.
+Does not wait. Returns SET."
   (declare (type subscriber-set set) (type subscriber subscriber))
   (check (without-interrupts
            (let ((added (result (%subscriber-set-add (handle-address set) (handle-address subscriber)))))
@@ -45,6 +46,10 @@ WRONG-THREAD-ERROR; only INFO works, and closing it removes it. Does not wait. R
                (push subscriber (car (subscriber-set-members set))))
              added)))
   set)
+
+(defun members-of (set)
+  "The subscribers of SET that are open: one that is closed has left it. Without interrupts."
+  (setf (car (subscriber-set-members set)) (delete-if-not #'handle-open-p (car (subscriber-set-members set)))))
 
 (defun leave-set (set subscriber)
   "Notes that SUBSCRIBER is not in SET any more. Without interrupts."
@@ -75,7 +80,7 @@ nothing is lost: a message becomes FOUND, and the end of a publisher UNSIGNALLED
         (when (zerop (delivery.data delivery))
           (setf (sap-ref-64 sap 0) 0
                 code (%subscriber-set-receive (handle-address set) deadline sap delivery)))
-        (let ((from (find (sap-ref-64 sap 0) (car (subscriber-set-members set)) :key #'handle-address)))
+        (let ((from (find (sap-ref-64 sap 0) (members-of set) :key #'handle-address)))
           (cond ((eql code +ok+)
                  (setf (subscriber-set-found set)
                        (list (sap-octets (int-sap (delivery.data delivery)) (ldb (byte 62 0) (delivery.size delivery)))
@@ -101,11 +106,12 @@ nothing is lost: a message becomes FOUND, and the end of a publisher UNSIGNALLED
   "Receives the next message of SET's subscribers, a fresh vector of its bytes. Waits up to TIMEOUT seconds; interrupts are
 served within 50 ms. The other values are its subscriber, its number, and how many messages that subscriber has missed
 directly before it. Returns NIL if the set is empty. If a publisher has left, signals what RECEIVE-DELIVERY would;
-PELTON-ERROR-SUBSCRIBER is its subscriber, which is not in the set any more: RESUME it and add it again, or close it.
-For a PEER-DIED-ERROR the restart RESUME-CHANNEL does the former. Signals TIMED-OUT with the restart WAIT-LONGER."
+PELTON-ERROR-SUBSCRIBER is its subscriber, which is not in the set any more: close it, or RESUME it and add it again. While
+RESUME waits, nothing is received from the others: give it a timeout of 0 between receives. For a PEER-DIED-ERROR the
+restart RESUME-CHANNEL waits for the successor, and adds it. Signals TIMED-OUT with the restart WAIT-LONGER."
   (declare (type subscriber-set set))
   (persisting (:handle set)
-    (if (or (car (subscriber-set-members set)) (subscriber-set-found set))
+    (if (without-interrupts (or (members-of set) (subscriber-set-found set)))
         (let ((code (attempt-waiting (nil nil timeout deadline) (find-in-set set deadline))))
           ;; An interrupt that is pending runs here: what was found comes next.
           (with-interrupts nil)

@@ -58,7 +58,8 @@ typedef struct pelton_publisher pelton_publisher;
 typedef struct pelton_subscriber pelton_subscriber;
 /* An open in progress. Closing it cancels the open. */
 typedef struct pelton_subscriber_opening pelton_subscriber_opening;
-/* Subscribers of many publishers, for which one thread waits. Closing the set: its subscribers are removed from it. */
+/* Subscribers of many publishers, for which one thread waits. Closing the set: its subscribers are removed from it, and
+ * stay open. Close them afterwards. */
 typedef struct pelton_subscriber_set pelton_subscriber_set;
 
 /* ---- Publishing --------------------------------------------------------------------------------------------------- *
@@ -308,17 +309,19 @@ typedef struct pelton_subscriber_info {
 int pelton_subscriber_get_info(pelton_subscriber *subscriber, pelton_subscriber_info *out);
 
 /* ---- Many publishers ---------------------------------------------------------------------------------------------- *
- * One thread receives from the subscribers of a set. Each message arrives once and in order from its publisher; between
- * publishers there is no order. Those with messages take turns, of 64 messages each. Publishers, policies and sizes may
- * differ. A sleep costs from a fraction of a microsecond to some microseconds for each subscriber.
+ * One thread receives from the subscribers of a set. The messages of a publisher arrive in order; between publishers
+ * there is no order. Those with messages take turns, of 64 messages each. Publishers, policies and sizes may differ. A
+ * sleep costs from a fraction of a microsecond to some microseconds for each subscriber.
  *
  *     pelton_subscriber_set_open(PELTON_BLOCK, &set);
  *     pelton_subscriber_set_add(set, bids);
  *     pelton_subscriber_set_add(set, offers);
- *     while ((code = pelton_subscriber_set_receive(set, PELTON_FOREVER, &from, &delivery)) != PELTON_AGAIN) {
+ *     while ((code = pelton_subscriber_set_receive(set, PELTON_FOREVER, &from, &delivery)) == PELTON_OK || from) {
  *         if (code == PELTON_OK) {
  *             use(from == bids ? "bid" : "offer", delivery.data, delivery.size);
  *             pelton_subscriber_set_release(set);
+ *         } else {
+ *             pelton_close(from);
  *         }
  *     }
  *     pelton_close(set);
@@ -342,9 +345,10 @@ int pelton_subscriber_set_remove(pelton_subscriber_set *set, pelton_subscriber *
 
 /* Receives the next message. Waits for one. *from is the subscriber whose message it is. If a publisher has left, and
  * all its messages were received, returns the code that pelton_subscriber_receive would, for example PELTON_CLOSED or
- * PELTON_PEER_DIED; *from is its subscriber, which has been removed: resume it and add it again, or close it.
- * Otherwise *from is NULL. Errors: PELTON_AGAIN: there is no message; with PELTON_FOREVER: the set is empty, and
- * nothing can arrive. PELTON_SYSTEM: try again. */
+ * PELTON_PEER_DIED; *from is its subscriber, which has been removed: close it, or resume it and add it again. While a
+ * resume waits, nothing is received from the others: use PELTON_NO_WAIT between receives. With each other error *from
+ * is NULL. Errors: PELTON_AGAIN: there is no message; with PELTON_FOREVER: the set is empty, and nothing can arrive.
+ * PELTON_SYSTEM: try again. */
 PELTON_MUST_USE int pelton_subscriber_set_receive(pelton_subscriber_set *set, int64_t deadline_ns,
                                                   pelton_subscriber **from, pelton_delivery *out);
 

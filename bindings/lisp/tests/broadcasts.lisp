@@ -113,6 +113,8 @@
         (pelton:close-handle subscriber)
         (pelton:admit publisher)
         (is (eql 0 (getf (pelton:info publisher) :subscribers)))
+        (is (null (pelton:receive-from-set other :timeout *limit*)))
+        (is (null (pelton:try-receive-from-set other)))
         (signals pelton:null-error (pelton:add-subscriber other subscriber))))))
 
 (deftest a-publisher-leaves-a-set-and-its-successor-is-joined

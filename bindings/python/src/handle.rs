@@ -42,27 +42,30 @@ impl<T> Handle<T> {
     /// `ClosedHandle`; `Busy` while another thread uses it.
     #[inline]
     pub fn take(&self, py: Python<'_>) -> PyResult<Using<'_, T>> {
-        match self.value.try_lock() {
-            Ok(guard) if guard.is_some() => Ok(Using { guard, handle: self }),
-            Ok(_) if self.is_lent.load(Ordering::Relaxed) && std::process::id() != self.process => {
+        // Without the lock: an error is a Python object, and other threads may run while it is made.
+        let problem = match self.value.try_lock() {
+            Ok(guard) if guard.is_some() => return Ok(Using { guard, handle: self }),
+            Ok(_) => Ok(()),
+            Err(error) => Err(matches!(error, TryLockError::Poisoned(_))),
+        };
+        match problem {
+            Ok(()) if self.is_lent.load(Ordering::Relaxed) && std::process::id() != self.process => {
                 Err(raise(py, pelton::Error::Forked))
             }
-            Ok(_) if self.is_lent.load(Ordering::Relaxed) && !self.is_closing() => {
+            Ok(()) if self.is_lent.load(Ordering::Relaxed) && !self.is_closing() => {
                 let text = match self.noun {
                     "subscriber" => "a SubscriberSet has this subscriber: remove it there first".to_owned(),
                     noun => format!("this {noun} waits for a successor of its peer: end that wait first"),
                 };
                 Err(error::named(py, "Busy", text))
             }
-            Ok(_) => Err(self.closed(py)),
-            Err(TryLockError::Poisoned(_)) => {
+            Ok(()) => Err(self.closed(py)),
+            Err(true) => {
                 Err(error::internal(py, format!("a call with this {} has panicked: report this bug", self.noun)))
             }
             // In a child of fork, the thread that held the lock does not exist.
-            Err(TryLockError::WouldBlock) if std::process::id() != self.process => {
-                Err(raise(py, pelton::Error::Forked))
-            }
-            Err(TryLockError::WouldBlock) => Err(error::named(
+            Err(false) if std::process::id() != self.process => Err(raise(py, pelton::Error::Forked)),
+            Err(false) => Err(error::named(
                 py,
                 "Busy",
                 format!("another thread is in a call with this {0}: give each thread a {0} of its own", self.noun),

@@ -10,10 +10,11 @@ use pyo3::prelude::*;
 
 /// The subscribers of many publishers, for which one thread waits. One thread at a time.
 ///
-/// Each message arrives once and in order from its publisher; between publishers there is no order. Those with messages
-/// take turns, of 64 messages each. While the set has a subscriber, all other uses of it raise `Busy`; closing it takes
-/// it out of the set, too. After a close of the set, also by `with`, its subscribers can be used again. Iteration is
-/// over pairs of a subscriber and a delivery, until each publisher has closed. An event loop needs no set.
+/// The messages of a publisher arrive in order; between publishers there is no order. Those with messages take turns,
+/// of 64 messages each. While the set has a subscriber, all other uses of that subscriber raise `Busy`. One that is
+/// closed leaves the set, and its broadcast, when the set is next used to receive, or within 50 ms if it waits. After a
+/// close of the set, also by `with`, its subscribers can be used again. Iteration is over pairs of a subscriber and a
+/// delivery, until each publisher has closed, or each subscriber. An event loop needs no set.
 ///
 /// Example:
 ///     with pelton.SubscriberSet() as topic:
@@ -73,6 +74,7 @@ impl Drop for Set {
 }
 
 impl SubscriberSet {
+    /// `None`: the deadline, or the set is empty.
     fn recv_until(&self, py: Python<'_>, deadline: Deadline) -> PyResult<Option<(Py<Subscriber>, Delivery)>> {
         let mut using = self.0.take(py)?;
         let mut until = Deadline::Now;
@@ -87,11 +89,12 @@ impl SubscriberSet {
                     }
                     return Err(error);
                 }
-                Some(Event::Closed(key)) => using.remove(key),
-                None if until == deadline => return Ok(None),
-                None if using.set.is_empty() => {
-                    return Err(named(py, "Refused", "the set is empty, so nothing can arrive: add a subscriber"));
+                Some(Event::Closed(key)) => {
+                    using.remove(key);
+                    // The set may be empty now.
+                    until = Deadline::Now;
                 }
+                None if until == deadline || using.set.is_empty() => return Ok(None),
                 None => until = deadline,
             }
         }
@@ -150,11 +153,17 @@ impl SubscriberSet {
     /// A subscriber and its next message, copied. Waits up to `timeout` seconds; raises `TimedOut` after that.
     ///
     /// If a publisher has left, raises what `Subscriber.recv` would, as `Closed` or `PeerDied`. The error's
-    /// `subscriber` is then out of the set: `resume` it and add it again, or close it. Raises `Refused` if the set is
-    /// empty.
+    /// `subscriber` is then out of the set. Close it, or `resume` it and add it again: by `resume(0)` between receives,
+    /// since nothing else is received while it waits. Raises `Refused` if the set is empty.
     #[pyo3(signature = (timeout=None))]
     fn recv(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(Py<Subscriber>, Delivery)> {
-        self.recv_until(py, deadline(timeout)?)?.ok_or_else(|| timed_out(py, "waiting for a message"))
+        match self.recv_until(py, deadline(timeout)?)? {
+            Some(received) => Ok(received),
+            None if self.__len__(py)? == 0 => {
+                Err(named(py, "Refused", "the set is empty, so nothing can arrive: add a subscriber"))
+            }
+            None => Err(timed_out(py, "waiting for a message")),
+        }
     }
 
     /// As `recv`, but does not wait: None if there is no message.
@@ -194,13 +203,12 @@ impl SubscriberSet {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<(Py<Subscriber>, Delivery)>> {
-        while self.__len__(py)? > 0 {
+        loop {
             match self.recv_until(py, Deadline::Never) {
                 Err(error) if is_end(py, &error) => {}
                 found => return found,
             }
         }
-        Ok(None)
     }
 
     fn __enter__(this: Py<Self>) -> Py<Self> {

@@ -536,6 +536,27 @@ def test_a_subscriber_of_a_set_that_is_closed_leaves_it() -> None:
         assert topic.recv(LIMIT)[1].data == b"still here"
 
 
+def test_a_set_whose_last_subscriber_is_closed_is_empty() -> None:
+    with small() as publisher, pelton.SubscriberSet() as topic:
+        with pytest.raises(pelton.Refused):
+            topic.recv(0)
+        subscriber = publisher.subscriber()
+        topic.add(subscriber)
+        closing = threading.Timer(0.1, subscriber.close)
+        closing.start()
+        with pytest.raises(pelton.Refused):
+            topic.recv()
+        closing.join()
+        # In the body of a loop, which ends then.
+        last = publisher.subscriber()
+        topic.add(last)
+        publisher.send(b"one")
+        for subscriber, delivery in topic:
+            assert (subscriber, delivery.data) == (last, b"one")
+            subscriber.close()
+        assert len(topic) == 0
+
+
 def test_a_set_names_the_subscriber_whose_publisher_died(name: str, start: Start) -> None:
     process = start(PUBLISH_AND_WAIT, name)
     with small() as other, pelton.SubscriberSet() as topic:

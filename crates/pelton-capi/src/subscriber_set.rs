@@ -86,6 +86,15 @@ impl SubscriberSet {
         }
     }
 
+    /// Receives a message in the usual case.
+    #[inline(always)]
+    fn receive_fast(&mut self) -> Option<(Raw<Subscriber>, CDelivery)> {
+        let SubscriberEvent::Message { key, message } = self.set.receive_fast()? else { return None };
+        let shown = show(message);
+        self.received = Some(key);
+        self.members[key].map(|member| (member, shown))
+    }
+
     /// Releases the received message; false: there is none.
     fn release(&mut self) -> bool {
         match self.received.take() {
@@ -124,31 +133,29 @@ unsafe fn receive_fast(
     from: *mut Raw<Subscriber>,
     out: *mut CDelivery,
 ) -> Option<c_int> {
-    // SAFETY: the caller guarantees the handle.
-    let set = unsafe { Handle::object_in(handle, State::Free) }?;
     if from.is_null() || out.is_null() {
         return None;
     }
-    let mut found = Raw::NULL;
+    // Whatever follows: a caller that finds a subscriber there takes an error for the end of its publisher.
+    // SAFETY: the caller guarantees it.
+    unsafe { from.write(Raw::NULL) };
+    // SAFETY: the caller guarantees the handle.
+    let set = unsafe { Handle::object_in(handle, State::Free) }?;
     // SAFETY: the object was found.
-    let answer = unsafe { Handle::run_fast(handle, || set.receive(Deadline::Now, &mut found)) };
-    if found.is_null() {
-        // The slow path waits, and finds an error again.
-        return None;
-    }
-    // SAFETY: the caller guarantees `from`.
-    unsafe { from.write(found) };
-    Some(match answer.and_then(|received| received) {
-        Ok(shown) => {
-            // SAFETY: the caller guarantees `out`; the object was found.
+    match unsafe { Handle::run_fast(handle, || set.receive_fast()) } {
+        Ok(Some((member, shown))) => {
+            // SAFETY: the caller guarantees both; the object was found.
             unsafe {
+                from.write(member);
                 out.write(shown);
                 Handle::set_state(handle, State::One);
             }
-            0
+            Some(0)
         }
-        Err(code) => code,
-    })
+        // The slow path waits, and finds an error again.
+        Ok(None) => None,
+        Err(code) => Some(code),
+    }
 }
 
 /// Releases the received message.

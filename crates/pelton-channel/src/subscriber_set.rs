@@ -11,15 +11,17 @@ use pelton_os::{self as os, Event, Owner, Ready};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Instant;
 
-/// How many messages a subscriber delivers before the next one has its turn. Also the messages between two checks of
-/// whether a publisher has left: a set that always has messages never sleeps, which would show it.
+/// How many messages a subscriber delivers before the next one has its turn. Also the calls between two checks of
+/// whether a publisher has left, of one subscriber each: a set that always has messages never sleeps, which would show
+/// it.
 const QUANTUM: u32 = 64;
 
-/// Subscribers of many publishers, for which one thread waits: many senders and many receivers. `Send`, not `Sync`.
+/// One thread receives from the subscribers of many publishers. `Send`, not `Sync`.
 ///
-/// Each message arrives once and in order from its publisher; between publishers there is no order. Those that have
-/// messages take turns, with 64 messages each. A publisher that leaves takes its subscriber out of the set; after
-/// [`Subscriber::resume_until`] it can be added again. Publishers, policies and sizes may differ. A sleep costs a
+/// The messages of a publisher arrive in order; between publishers there is no order. Those that have messages take
+/// turns, with 64 messages each. A publisher that leaves takes its subscriber out of the set: while others have
+/// messages, after at most 64 calls for each subscriber. After [`Subscriber::resume_until`] it can be added again.
+/// While that waits, nothing is received from the others. Publishers, policies and sizes may differ. A sleep costs a
 /// fraction of a microsecond to some microseconds for each subscriber. Nothing wakes a call that waits to have a
 /// subscriber added: give it a deadline, or wait in an event loop, which [`SubscriberSet::add`] wakes.
 ///
@@ -99,7 +101,7 @@ pub enum SubscriberEvent<'a> {
 }
 
 impl SubscriberSet {
-    /// A set without subscribers. Does not wait. It waits in this way, whatever the subscribers' own options say.
+    /// A set without subscribers. Does not wait. `wait` is how the set waits, whatever the subscribers' options say.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -411,6 +413,14 @@ impl SubscriberSet {
         // An event loop that waits has to arm it too.
         self.doorbells.local_wake().ring();
         Ok(key)
+    }
+
+    /// The next message, in the usual case.
+    #[inline(always)]
+    pub fn receive_fast(&mut self) -> Option<SubscriberEvent<'_>> {
+        self.until_check = self.until_check.checked_sub(1)?;
+        let key = self.find_fast()?;
+        self.message(key)
     }
 
     /// The delivery of this member that [`Delivery::keep`] has kept. As [`Subscriber::kept_delivery`].
