@@ -81,8 +81,8 @@ pub struct Client {
     inbox: Inbox,
     /// What a wait has found, for the function that waited.
     found: Option<Found>,
-    /// Size of a message that found no space, for [`Client::arm`].
-    wanted: Option<Size>,
+    /// A message that found no space, for [`Client::arm`].
+    wanted: Option<Wanted>,
     reply_bytes_max: u64,
     clock: Clock,
     busy_poll: Duration,
@@ -181,6 +181,20 @@ impl Found {
             Found::InPlace(_, call, ..) | Found::Owned(StoredCompletion { call, .. }) => Some(*call),
             Found::Space => None,
         }
+    }
+}
+
+/// A message that found no space.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    size: Size,
+    /// [`Client::arm`] has reported space for it.
+    is_reported: bool,
+}
+
+impl Wanted {
+    fn of(size: Size) -> Wanted {
+        Wanted { size, is_reported: false }
     }
 }
 
@@ -502,6 +516,10 @@ impl Client {
             Condition::Of(call) => self.find_of(call, deadline)?,
             _ => self.find(condition, deadline)?,
         };
+        if found.is_none() {
+            // The user submits next, and so asks again. A loop that has dropped its request would never sleep.
+            self.wanted = self.wanted.filter(|wanted| !wanted.is_reported);
+        }
         Ok(found.map(|found| self.give(found)))
     }
 
@@ -672,7 +690,7 @@ impl Client {
         side.poll()?;
         // Of both lanes of all connections. The same system call reports a service that is gone.
         let is_any_gone = side.client.balancer.doorbells.drain()?;
-        side.wanted = side.client.wanted;
+        side.wanted = side.client.wanted.map(|wanted| wanted.size);
         let mut armed = side.arm()?;
         if armed && is_any_gone {
             side.disarm();
@@ -681,7 +699,7 @@ impl Client {
             armed = false;
         }
         armed &= self.found.is_none() && self.inbox.is_empty();
-        let wanted = self.wanted;
+        let wanted = self.wanted.map(|wanted| wanted.size);
         if !armed || (Waiting { client: self, condition: Condition::Any, wanted }).needs_timed_wait() {
             self.balancer.doorbells.local_wake().ring();
         }

@@ -577,6 +577,43 @@ fn an_event_loop_is_woken_for_the_space_of_a_traced_request_of_the_largest_size(
     assert_eq!(take_calls(&mut services[0])[0].1, Some(span()));
 }
 
+/// An event loop may arm more than once before it polls its descriptor, as that of libuv did.
+#[test]
+fn arming_twice_reports_space_twice_until_the_loop_has_found_no_completion() {
+    let (mut services, mut client) = services_of_one_name(1);
+    fill(&mut client, LARGEST.len());
+    assert!(client.try_submit(&LARGEST).unwrap().is_none());
+    assert!(take_calls(&mut services[0]).is_empty());
+    for _ in 0..3 {
+        assert_eq!(client.arm().unwrap(), Armed::Ready);
+        readable(&client);
+    }
+    // Nor does it act if it takes completions, and arms before it has found none.
+    let call = client.submit_traced(b"hello", span(), Deadline::Now).unwrap().expect("the lane is empty");
+    fill(&mut client, LARGEST.len());
+    assert!(client.try_submit(&LARGEST).unwrap().is_none());
+    take_calls(&mut services[0]).into_iter().for_each(|(_, _, responder)| responder.reply(b"hello").unwrap());
+    assert_eq!(client.arm().unwrap(), Armed::Ready);
+    assert_eq!(client.try_completion().unwrap().map(|found| found.call_id()), Some(call));
+    assert_eq!(client.arm().unwrap(), Armed::Ready);
+    // One that drops its request sleeps.
+    assert!(client.try_completion().unwrap().is_none());
+    assert_eq!(client.arm().unwrap(), Armed::Waiting);
+    client.disarm();
+    // One that tries again, and finds no space, is woken again.
+    fill(&mut client, LARGEST.len());
+    assert!(client.try_submit(&LARGEST).unwrap().is_none());
+    assert!(take_calls(&mut services[0]).is_empty());
+    assert_eq!(client.arm().unwrap(), Armed::Ready);
+    fill(&mut client, LARGEST.len());
+    assert!(client.try_submit(&LARGEST).unwrap().is_none());
+    assert!(client.try_completion().unwrap().is_none());
+    assert_eq!(client.arm().unwrap(), Armed::Waiting);
+    assert!(take_calls(&mut services[0]).is_empty());
+    readable(&client);
+    client.disarm();
+}
+
 /// A request of the largest size; and one that is a record without the traceparent and would be two with it.
 #[test]
 fn a_traced_request_in_a_full_lane_sleeps_until_there_is_space() {

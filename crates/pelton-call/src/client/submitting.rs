@@ -1,6 +1,6 @@
 //! How a client submits requests and notifications without waiting.
 
-use super::{Client, Condition};
+use super::{Client, Condition, Wanted};
 use crate::calls::CallId;
 use crate::frame::{CALLS_MAX, Header, Kind, Size};
 use crate::outbox::FrameSender as _;
@@ -183,7 +183,7 @@ impl Client {
         self.before_failure();
         let Client { balancer, calls, inbox, wanted, .. } = self;
         let written = balancer.write(header, payload, calls, inbox)?;
-        *wanted = if written.is_some() { None } else { Some(header.size_of(payload)) };
+        *wanted = if written.is_some() { None } else { Some(Wanted::of(header.size_of(payload))) };
         if written.is_none() {
             balancer.discover_if_due();
         }
@@ -195,7 +195,7 @@ impl Client {
         self.before_failure();
         let Client { balancer, calls, inbox, wanted, .. } = self;
         let reserved = balancer.reserve(bytes, calls, inbox)?;
-        *wanted = if reserved.is_some() { None } else { Some(Size::untraced(bytes)) };
+        *wanted = if reserved.is_some() { None } else { Some(Wanted::of(Size::untraced(bytes))) };
         if reserved.is_none() {
             balancer.discover_if_due();
         }

@@ -134,10 +134,12 @@ impl Side for Waiting<'_> {
                 }
             }
         }
-        if has_space && self.wanted.is_some() {
-            // Reported once: the user submits again, and so asks again. A loop that dropped its request would never
-            // sleep.
-            self.client.wanted = None;
+        // Until the user finds no completion, or submits, each further call of `arm` reports it again. Before that the
+        // user may stop to take completions for a while.
+        if self.wanted.is_some()
+            && let Some(wanted) = &mut self.client.wanted
+        {
+            wanted.is_reported = has_space;
         }
         if !armed {
             self.disarm();
