@@ -149,6 +149,7 @@ impl Common {
     }
 }
 
+/// From `enum pelton_wait`.
 pub fn wait(found: u32) -> Answer<Wait> {
     match found {
         0 => Ok(Wait::Block),

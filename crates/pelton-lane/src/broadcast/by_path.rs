@@ -240,8 +240,8 @@ impl BroadcastConsumer {
         if continues {
             words.count(slot);
             full_fence("joiner"); // [join]
-            // It has found one whose former policy could hold it up for as long. That one must not come back: a
-            // producer without a limit may have passed the new one by now.
+            // A former policy that could hold the producer up for as long has been found by one that begins with a
+            // limit. And it must not come back: a producer without a limit may have passed this consumer by now.
             if policy.holds_ns() > former.holds_ns()
                 && let Err(refused) = check_hold()
             {
