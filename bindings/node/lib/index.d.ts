@@ -469,7 +469,7 @@ export interface Request {
   readonly isAnswered: boolean;
   /** Whether the client has cancelled the call, or has left. */
   readonly isCancelled: boolean;
-  /** Aborts when the client cancels the call, or leaves. */
+  /** Aborts when the client cancels the call, or leaves. As any signal, it may be aborted when it is first read. */
   readonly signal: AbortSignal;
   /** When the client stops waiting, in milliseconds of `performance.now()`. */
   readonly deadline: number | null;

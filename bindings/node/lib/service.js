@@ -260,7 +260,7 @@ class Service extends Driver {
     });
   }
 
-  /** Begins the requests that have come, as many as may run: how many. */
+  /** Takes the requests that have come, as many as may run, and begins those that somebody awaits: how many it took. */
   #beginAll() {
     const free = Math.max(0, this.#runningMax - this.#running.size);
     this.#most = Math.min(free, BATCH);
@@ -270,9 +270,11 @@ class Service extends Driver {
     for (let at = 0; at < count * HEAD; at += HEAD) {
       requests.push(new Request(this._native, this.#reply, this.#space, this.#copies.take(), this.#heads, at));
     }
+    const hasCancels = this.#abortCancelled();
     for (const request of requests) {
-      // The handler before may have closed the service.
-      if (this.closed) request.abandon();
+      // The handler before may have closed the service. A client may have left behind its last request: a handler that
+      // began now would find its signal aborted, and never get the event.
+      if (this.closed || (hasCancels && request.isCancelled)) request.abandon();
       else this.#begin(request);
     }
     return count;
@@ -289,8 +291,6 @@ class Service extends Driver {
         if (this.closed) return;
         this._taken += taken;
         this.#isFull = this.#running.size >= this.#runningMax;
-        this.#abortCancelled();
-        if (this.closed) return;
         if (taken > 0) {
           this._start();
           return;
@@ -314,14 +314,15 @@ class Service extends Driver {
     }
   }
 
-  /** Aborts the signals of the calls that were cancelled, or whose client has left. */
+  /** Aborts the signals of calls that were cancelled, or whose client has left. Returns whether any have come. */
   #abortCancelled() {
     const cancels = this.#countCancels();
-    if (cancels === this.#cancels) return;
+    if (cancels === this.#cancels) return false;
     this.#cancels = cancels;
     for (const request of this.#running) if (request.isCancelled) request._cancel();
     // Some of them may wait for space, which nobody makes any more.
     this.#wakeForSpace();
+    return true;
   }
 
   #begin(request) {
