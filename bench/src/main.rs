@@ -40,7 +40,8 @@ fn command() -> Command {
         .long_about(
             "Measures pelton beside the machine's limits, pipes, sockets and other libraries\n\n\
              Each run starts fresh processes on the first two CPUs, and the systems take turns. Figures are medians over \
-             the runs; ratios are of the first system to each other, run by run.",
+             the runs; ratios are of the first system to each other, run by run. A speedup above 1 means that the first \
+             one is faster.",
         )
 }
 

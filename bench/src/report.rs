@@ -107,7 +107,13 @@ impl Report {
             rows[0].push("count".to_string());
         }
         let first = self.systems.first().map(|first| first.choice.to_string()).unwrap_or_default();
-        rows[0].push(format!("{first} to this (95 %)"));
+        // Of two times the shorter one is faster.
+        let (is_time, is_rate) =
+            self.plan.figure.map_or((false, false), |figure| (figure.ends_with("_ns"), figure.ends_with("_per_second")));
+        rows[0].push(match is_time || is_rate {
+            true => format!("speedup of {first} over this (95 %)"),
+            false => format!("{first} divided by this (95 %)"),
+        });
         for system in self.systems.iter().filter(|system| !system.runs.is_empty()) {
             let mut medians = Figures::medians(&system.runs);
             if each_has_its_own {
@@ -126,7 +132,10 @@ impl Report {
             let ratio = ratios.get(&system.choice.to_string());
             row.push(
                 ratio
-                    .map(|r| format!("{:.3} ({:.3} to {:.3})", r.median, r.interval.0, r.interval.1))
+                    .map(|&Ratio { median, interval: (low, high), .. }| match is_time {
+                        true => format!("{:.3} ({:.3} to {:.3})", 1.0 / median, 1.0 / high, 1.0 / low),
+                        false => format!("{median:.3} ({low:.3} to {high:.3})"),
+                    })
                     .unwrap_or_default(),
             );
             rows.push(row);

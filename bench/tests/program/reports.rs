@@ -46,6 +46,18 @@ fn a_round_trip_reports_every_system_and_its_percentiles() {
 }
 
 #[test]
+fn of_two_times_the_table_says_that_the_shorter_is_faster() {
+    let output = bench("roundtrip --count 200 --runs 3 --wait block --delay 0 --systems pipe,sock-stream");
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.contains("speedup of pipe over this (95 %)"), "{table}");
+    let (_, ratios) = report("roundtrip --count 20 --runs 3 --wait block --systems pipe,pipe:epoll");
+    assert_eq!(ratios["figure"], "round_trip_ns");
+    let output = bench("lopsided --count 2000 --runs 1 --systems pipe,sock-stream");
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.contains("pipe divided by this (95 %)"), "{table}");
+}
+
+#[test]
 fn one_system_may_be_measured_with_two_waits() {
     let systems = measured("roundtrip --count 50 --runs 1 --systems pipe:block,pipe:epoll", &["round_trip_ns"]);
     assert_eq!((&systems[0]["label"], &systems[0]["wait"]), (&"pipe:block".into(), &"block".into()));
