@@ -108,8 +108,10 @@ impl Report {
         }
         let first = self.systems.first().map(|first| first.choice.to_string()).unwrap_or_default();
         // Of two times the shorter one is faster.
-        let (is_time, is_rate) =
-            self.plan.figure.map_or((false, false), |figure| (figure.ends_with("_ns"), figure.ends_with("_per_second")));
+        let (is_time, is_rate) = self
+            .plan
+            .figure
+            .map_or((false, false), |figure| (figure.ends_with("_ns"), figure.ends_with("_per_second")));
         rows[0].push(match is_time || is_rate {
             true => format!("speedup of {first} over this (95 %)"),
             false => format!("{first} divided by this (95 %)"),

@@ -211,6 +211,7 @@ func (s *Service) handle(in *inLane, record lane.Record) string {
 		} else {
 			asked.bytes = append(asked.bytes[:0], payload...)
 		}
+		s.receiver.spin.Bytes = len(asked.bytes)
 		s.found = Request{body: asked, use: asked.use.Load(), caller: c, id: h.ID, deadline: deadline}
 	}
 	if record.Descriptors > 0 {
@@ -291,7 +292,8 @@ func (w *serviceWait) Arm() (bool, error) {
 // that the handler has not answered when it returns or panics is abandoned; a panic is logged.
 //
 // The goroutine that takes a request also handles it, because a switch costs more than a short handler. After a
-// millisecond or two another goroutine takes requests, and for some time later requests have goroutines of their own.
+// millisecond or two another goroutine takes requests. For some time later requests then have goroutines of their own,
+// unless the kernel has meanwhile given a processor of this process to another program.
 //
 // Errors: as Receive, except [ErrClosed], for which it returns nil.
 func (s *Service) Serve(ctx context.Context, handler func(request Request)) error {
@@ -376,6 +378,9 @@ func (v *serving) watch() {
 	defer v.at.Done()
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
+	// The preemptions at the last tick that found another turn, and at the one before, when that turn had not begun.
+	preemptions := kernel.Preemptions()
+	before := preemptions
 	for last := uint64(0); ; {
 		select {
 		case <-ticker.C:
@@ -385,9 +390,15 @@ func (v *serving) watch() {
 		turn := v.turn.Load()
 		isSame := turn == last
 		last = turn
+		if !isSame {
+			before, preemptions = preemptions, kernel.Preemptions()
+		}
 		switch {
 		case isSame && turn%2 == 1 && v.turn.CompareAndSwap(turn, turn+1):
-			v.slow.Store(slowTurns)
+			// Beside other programs a short handler may wait for the processor that long.
+			if kernel.Preemptions() == before {
+				v.slow.Store(slowTurns)
+			}
 			v.at.Add(1)
 			go v.take()
 		case isSame:
@@ -403,6 +414,7 @@ func (v *serving) watch() {
 				return
 			}
 			ticker.Reset(tick)
+			preemptions = kernel.Preemptions()
 		}
 	}
 }

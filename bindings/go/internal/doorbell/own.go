@@ -31,6 +31,8 @@ type Own struct {
 	Polled atomic.Pointer[kernel.Descriptor]
 	// The eventfd of local wakes, which no peer has, if goroutines block in the kernel; otherwise -1.
 	wake int
+	// When the goroutine that sleeps last yielded.
+	yieldedNS uint64
 	// Whether the deadline may be set, or the eventfd of local wakes written.
 	isWoken atomic.Bool
 	// Takes the rings that have come. It returns false if there are none.
@@ -340,6 +342,25 @@ func (b *Own) ClearWake() {
 	}
 }
 
+// yieldEvery is the time between two yields of a goroutine that blocks in the kernel. A guess: a tenth of the time
+// after which the runtime preempts a goroutine.
+const yieldEvery = uint64(time.Millisecond)
+
+// Yield lets goroutines that are ready run before this one polls on, or blocks in the kernel: in a system call the
+// runtime gives its place to others only after 20 µs or more. But a yield also wakes a thread, if the runtime has a
+// free place for it, and that thread takes this goroutine along, often to a processor that is not its client's. With a
+// free place ready goroutines do not wait for this one, so a goroutine that blocks in the kernel yields rarely.
+func (b *Own) Yield() {
+	if b.wake >= 0 && runtime.GOMAXPROCS(0) > 1 {
+		now := kernel.MonotonicNS()
+		if now-b.yieldedNS < yieldEvery {
+			return
+		}
+		b.yieldedNS = now
+	}
+	runtime.Gosched()
+}
+
 // Sleep waits for a ring and takes it, for a local wake, or, if isTimed, for a millisecond at most. Whatever ended
 // it, the caller polls. isRung: it was a ring.
 func (b *Own) Sleep(isTimed bool) (isRung bool) {
@@ -358,9 +379,7 @@ func (b *Own) Sleep(isTimed bool) (isRung bool) {
 		if isTimed {
 			timeout = 1
 		}
-		// The runtime gives this goroutine's place among those that run to others only after the kernel has had the
-		// thread for 20 µs or more, so those that are ready go first.
-		runtime.Gosched()
+		b.Yield()
 		return b.harvest(uintptr(p.FD), timeout)
 	}
 	if isTimed {

@@ -18,6 +18,9 @@ const (
 	wakeUpFirst = 17 * time.Microsecond
 	wakeUpMax   = 100 * time.Microsecond
 
+	bytesPerNS    = 4
+	busyPollLarge = 100 * time.Microsecond
+
 	scoreGood  = 4
 	scoreFirst = 10
 	scoreMax   = 16
@@ -38,6 +41,8 @@ const yieldAfter = 5 * time.Microsecond
 type Spin struct {
 	// IsBusy makes waits poll without ever sleeping.
 	IsBusy bool
+	// Bytes are those of the last request of a service: large ones take the client longer, since it copies them.
+	Bytes int
 	// The peer's process that was checked for isOneProcessor, and whether one was.
 	peer    int
 	hasPeer bool
@@ -104,7 +109,8 @@ func (s *Spin) nextTime(ring lane.LastRing, processor func() uint32) time.Durati
 		}
 		s.skipped = 0
 	}
-	return max(min(s.wakeUp*wakeUps, busyPollMax), busyPollMin)
+	limit := max(min(s.wakeUp*wakeUps, busyPollMax), busyPollMin)
+	return min(limit+time.Duration(s.Bytes/bytesPerNS), busyPollLarge)
 }
 
 func (s *Spin) hasPaid() {

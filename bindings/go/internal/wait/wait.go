@@ -4,8 +4,9 @@
 // These differ, because of Go's scheduler:
 //   - A sleeping goroutine is parked in the runtime's poller, and the measured time of a wake-up includes the poller's
 //     and the scheduler's part. Only a service's goroutine blocks in the kernel: see doorbell.NewBlocking.
-//   - A busy-poll calls runtime.Gosched once, after yieldAfter, and a side that never sleeps calls it in each round:
-//     other goroutines may need this processor, and a goroutine that polls is preempted only after 10 ms.
+//   - A busy-poll calls runtime.Gosched once, after yieldAfter (that of a service more rarely, see doorbell.Own.Yield),
+//     and a side that never sleeps calls it in each round: other goroutines may need this processor, and a goroutine
+//     that polls is preempted only after 10 ms.
 //   - The processor of a peer's last ring does not matter if the peer is a goroutine of this process: see nextTime.
 package wait
 
@@ -50,7 +51,7 @@ func For(ctx context.Context, side Side, ownDoorbell *doorbell.Own, spin *Spin, 
 	spin.setPeer(side.PeerPID())
 	switch limit := spin.nextTime(side.LastRing(), kernel.Processor); {
 	case spin.IsBusy || !spin.isPollUseless:
-		if ready, err := busyPoll(ctx, side, spin, guard, limit); ready || err != nil {
+		if ready, err := busyPoll(ctx, side, ownDoorbell, spin, guard, limit); ready || err != nil {
 			return err
 		}
 	case spin.isOneProcessor && spin.mayYield():
@@ -107,7 +108,9 @@ func mayBeReadySoon(side Side) bool {
 func yieldProcessor() { _, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // busyPoll polls for that time, at least loadsPerClock times. A side that never sleeps polls until the condition holds.
-func busyPoll(ctx context.Context, side Side, spin *Spin, guard *Guard, limit time.Duration) (bool, error) {
+func busyPoll(ctx context.Context, side Side, ownDoorbell *doorbell.Own, spin *Spin, guard *Guard, limit time.Duration) (
+	bool, error,
+) {
 	for hasYielded, begun := false, (time.Time{}); ; {
 		mayBeReadySoon(side)
 		if ready, err := side.Poll(); ready || err != nil {
@@ -142,7 +145,11 @@ func busyPoll(ctx context.Context, side Side, spin *Spin, guard *Guard, limit ti
 		}
 		if !hasYielded && took > yieldAfter {
 			hasYielded = true
-			runtime.Gosched()
+			if spin.isOwnProcess {
+				runtime.Gosched()
+			} else {
+				ownDoorbell.Yield()
+			}
 		}
 	}
 }
