@@ -108,7 +108,10 @@ func (s *Service) notify() {
 //
 // Errors: the context's; [ErrClosed] once Stop was called, or everything is answered after Drain; [ErrClosedHandle];
 // [ErrConcurrentUse]; [ErrSystem].
-func (s *Service) Receive(ctx context.Context) (Request, error) {
+func (s *Service) Receive(ctx context.Context) (Request, error) { return s.receive(ctx, false) }
+
+// receive is Receive. startsNone: since the last request its goroutine has started no other one.
+func (s *Service) receive(ctx context.Context, startsNone bool) (Request, error) {
 	r := s.receiver
 	if err := r.guard.Enter(); err != nil {
 		return Request{}, err
@@ -116,6 +119,7 @@ func (s *Service) Receive(ctx context.Context) (Request, error) {
 	defer r.leave()
 	there, err := s.poll()
 	if !there && err == nil {
+		r.doorbell.YieldsRarely = startsNone
 		err = wait.For(ctx, (*serviceWait)(s), r.doorbell, &r.spin, &r.guard)
 	}
 	if err != nil {
@@ -292,8 +296,8 @@ func (w *serviceWait) Arm() (bool, error) {
 // that the handler has not answered when it returns or panics is abandoned; a panic is logged.
 //
 // The goroutine that takes a request also handles it, because a switch costs more than a short handler. After a
-// millisecond or two another goroutine takes requests. For some time later requests then have goroutines of their own,
-// unless the kernel has meanwhile given a processor of this process to another program.
+// millisecond or two another goroutine takes requests, and for some time later requests have goroutines of their own;
+// not if that is rare, and the kernel has interrupted a thread of this process meanwhile.
 //
 // Errors: as Receive, except [ErrClosed], for which it returns nil.
 func (s *Service) Serve(ctx context.Context, handler func(request Request)) error {
@@ -339,19 +343,22 @@ type serving struct {
 const (
 	tick      = time.Millisecond
 	slowTurns = 1024
+	// Two handlers that are slow within so many requests are no accident. A guess.
+	slowWithin = 16
 )
 
 func (v *serving) take() {
 	defer v.at.Done()
-	for {
-		request, err := v.service.Receive(v.ctx)
+	for isInPlace := false; ; {
+		request, err := v.service.receive(v.ctx, isInPlace)
 		if err != nil {
 			v.ended <- err
 			return
 		}
 		request.isServed = true
 		v.free <- struct{}{}
-		if v.slow.Load() > 0 {
+		isInPlace = v.slow.Load() <= 0
+		if !isInPlace {
 			v.slow.Add(-1)
 			v.at.Add(1)
 			go func() {
@@ -381,6 +388,7 @@ func (v *serving) watch() {
 	// The preemptions at the last tick that found another turn, and at the one before, when that turn had not begun.
 	preemptions := kernel.Preemptions()
 	before := preemptions
+	lastSlow := uint64(0)
 	for last := uint64(0); ; {
 		select {
 		case <-ticker.C:
@@ -395,10 +403,12 @@ func (v *serving) watch() {
 		}
 		switch {
 		case isSame && turn%2 == 1 && v.turn.CompareAndSwap(turn, turn+1):
-			// Beside other programs a short handler may wait for the processor that long.
-			if kernel.Preemptions() == before {
+			// Beside other threads, of whatever process, a short handler may wait for a processor that long: once in a
+			// time slice, so hardly twice within a few requests. Each has two turns.
+			if kernel.Preemptions() == before || turn-lastSlow < 2*slowWithin {
 				v.slow.Store(slowTurns)
 			}
+			lastSlow = turn
 			v.at.Add(1)
 			go v.take()
 		case isSame:
@@ -414,7 +424,6 @@ func (v *serving) watch() {
 				return
 			}
 			ticker.Reset(tick)
-			preemptions = kernel.Preemptions()
 		}
 	}
 }

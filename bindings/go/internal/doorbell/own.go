@@ -31,8 +31,11 @@ type Own struct {
 	Polled atomic.Pointer[kernel.Descriptor]
 	// The eventfd of local wakes, which no peer has, if goroutines block in the kernel; otherwise -1.
 	wake int
-	// When the goroutine that sleeps last yielded.
+	// YieldsRarely limits the yields of the goroutine that sleeps: it starts no other one for each message.
+	YieldsRarely bool
+	// When it last yielded, and GOMAXPROCS then.
 	yieldedNS uint64
+	places    int
 	// Whether the deadline may be set, or the eventfd of local wakes written.
 	isWoken atomic.Bool
 	// Takes the rings that have come. It returns false if there are none.
@@ -342,21 +345,21 @@ func (b *Own) ClearWake() {
 	}
 }
 
-// yieldEvery is the time between two yields of a goroutine that blocks in the kernel. A guess: a tenth of the time
-// after which the runtime preempts a goroutine.
+// yieldEvery is the time between two yields of a goroutine that yields rarely. A guess: a tenth of the time after which
+// the runtime preempts a goroutine.
 const yieldEvery = uint64(time.Millisecond)
 
-// Yield lets goroutines that are ready run before this one polls on, or blocks in the kernel: in a system call the
-// runtime gives its place to others only after 20 µs or more. But a yield also wakes a thread, if the runtime has a
-// free place for it, and that thread takes this goroutine along, often to a processor that is not its client's. With a
-// free place ready goroutines do not wait for this one, so a goroutine that blocks in the kernel yields rarely.
+// Yield lets goroutines that are ready run before this one polls on, or blocks in the kernel: the runtime gives a
+// blocked goroutine's place, one of GOMAXPROCS, to another after 20 µs to some 20 ms. But a yield also wakes a thread,
+// if the runtime has a free place for it, and that thread takes this goroutine along, often to a processor that is not
+// its client's.
 func (b *Own) Yield() {
-	if b.wake >= 0 && runtime.GOMAXPROCS(0) > 1 {
+	if b.YieldsRarely {
 		now := kernel.MonotonicNS()
-		if now-b.yieldedNS < yieldEvery {
+		if b.places > 1 && now-b.yieldedNS < yieldEvery {
 			return
 		}
-		b.yieldedNS = now
+		b.yieldedNS, b.places = now, runtime.GOMAXPROCS(0)
 	}
 	runtime.Gosched()
 }

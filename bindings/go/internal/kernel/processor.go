@@ -27,7 +27,8 @@ func Processor() uint32 {
 // The limit is the processor's number with its NUMA node above these bits.
 const cpuNodeMask = 1<<12 - 1
 
-// Preemptions returns how often the kernel took a processor from a thread of this process that wanted to run on.
+// Preemptions returns how often the kernel took a processor from a thread of this process that wanted to run on, for
+// any other thread.
 func Preemptions() int64 {
 	var usage unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &usage) != nil {

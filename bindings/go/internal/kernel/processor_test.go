@@ -15,6 +15,7 @@ func TestAPreemptedThreadIsCounted(t *testing.T) {
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
 		t.Fatal(err)
 	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	var one unix.CPUSet
 	for number := range len(allowed) * 64 {
 		if allowed.IsSet(number) {
@@ -23,12 +24,14 @@ func TestAPreemptedThreadIsCounted(t *testing.T) {
 		}
 	}
 	var isOver atomic.Bool
+	failed := make(chan error, 2)
 	before := Preemptions()
 	for range 2 {
 		go func() {
 			// Never unlocked: the runtime ends the thread, whose affinity has changed, with its goroutine.
 			runtime.LockOSThread()
-			if unix.SchedSetaffinity(0, &one) != nil {
+			if err := unix.SchedSetaffinity(0, &one); err != nil {
+				failed <- err
 				return
 			}
 			for !isOver.Load() {
@@ -37,6 +40,9 @@ func TestAPreemptedThreadIsCounted(t *testing.T) {
 	}
 	defer isOver.Store(true)
 	for end := time.Now().Add(30 * time.Second); Preemptions() == before; time.Sleep(time.Millisecond) {
+		if len(failed) > 0 {
+			t.Fatal("binding a thread to a processor: ", <-failed)
+		}
 		if time.Now().After(end) {
 			t.Fatal("no preemption was counted in 30 s")
 		}

@@ -32,8 +32,8 @@ const (
 	yieldDoublingsMax = 6
 )
 
-// A busy-poll that lasts longer lets other goroutines run, once. That wakes a thread for them, which takes longer than
-// most waits.
+// A busy-poll that lasts longer lets other goroutines run, once; that of a service not each time, see
+// doorbell.Own.Yield. That wakes a thread for them, which takes longer than most waits.
 const yieldAfter = 5 * time.Microsecond
 
 // Spin decides how long a side busy-polls before it sleeps: about as long as its wake-ups take, unless that was useless

@@ -49,6 +49,10 @@ func For(ctx context.Context, side Side, ownDoorbell *doorbell.Own, spin *Spin, 
 		}
 	}
 	spin.setPeer(side.PeerPID())
+	if spin.isOwnProcess && ownDoorbell.YieldsRarely {
+		// The peer's goroutine may be one that is ready.
+		ownDoorbell.YieldsRarely = false
+	}
 	switch limit := spin.nextTime(side.LastRing(), kernel.Processor); {
 	case spin.IsBusy || !spin.isPollUseless:
 		if ready, err := busyPoll(ctx, side, ownDoorbell, spin, guard, limit); ready || err != nil {
@@ -145,11 +149,7 @@ func busyPoll(ctx context.Context, side Side, ownDoorbell *doorbell.Own, spin *S
 		}
 		if !hasYielded && took > yieldAfter {
 			hasYielded = true
-			if spin.isOwnProcess {
-				runtime.Gosched()
-			} else {
-				ownDoorbell.Yield()
-			}
+			ownDoorbell.Yield()
 		}
 	}
 }
