@@ -296,8 +296,8 @@ func (w *serviceWait) Arm() (bool, error) {
 // that the handler has not answered when it returns or panics is abandoned; a panic is logged.
 //
 // The goroutine that takes a request also handles it, because a switch costs more than a short handler. After a
-// millisecond or two another goroutine takes requests, and for some time later requests have goroutines of their own;
-// not if that is rare, and the kernel has interrupted a thread of this process meanwhile.
+// millisecond or two another goroutine takes requests, and for some time later requests have goroutines of their own.
+// They have none if the kernel has preempted a thread of this process meanwhile, and slow handlers are rare.
 //
 // Errors: as Receive, except [ErrClosed], for which it returns nil.
 func (s *Service) Serve(ctx context.Context, handler func(request Request)) error {

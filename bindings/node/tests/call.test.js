@@ -344,6 +344,22 @@ test('a_worker_may_be_terminated_amid_calls', options, async () => {
   }
 });
 
+test('no_handler_begins_for_a_call_whose_cancel_has_come_with_it', options, async () => {
+  const seen = [];
+  await served((request) => {
+    seen.push(`${request.data}`);
+    return request.data;
+  }, async (client) => {
+    const abort = new AbortController();
+    // Both are in the lane before the service, of this thread, takes the first of them.
+    const call = assert.rejects(client.call(Buffer.from('cancelled'), { ...LIMIT, signal: abort.signal }));
+    abort.abort();
+    await call;
+    await client.call(Buffer.from('next'), LIMIT);
+  });
+  assert.deepEqual(seen, ['next']);
+});
+
 test('a_call_that_waits_behind_a_notification_can_be_cancelled', options, async () => {
   const seen = [];
   let release;
