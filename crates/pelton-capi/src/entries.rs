@@ -5,12 +5,13 @@
 /// [`Answer`](crate::code::Answer) as a number.
 ///
 /// `data[size]: Bytes` are two parameters in C, and one slice in the body. With `fast { .. }`, which has the parameters
-/// as C passed them, the body runs only if that is `None`.
+/// as C passed them, the body runs only if that is `None`. With `short { .. }` before it, that runs first: on its usual
+/// path it calls no function, so the exported one need not save registers.
 macro_rules! entries {
-    ($(fn $name:ident($($parameters:tt)*) $(fast $fast:block)? $body:block)*) => {
-        $(crate::entries::entries!(@one $name [$($fast)?] $body $($parameters)*);)*
+    ($(fn $name:ident($($parameters:tt)*) $(short $short:block)? $(fast $fast:block)? $body:block)*) => {
+        $(crate::entries::entries!(@one $name [$($short)?] [$($fast)?] $body $($parameters)*);)*
     };
-    (@one $name:ident [] $body:block $handle:ident: &mut $object:ty
+    (@one $name:ident [] [] $body:block $handle:ident: &mut $object:ty
         $(, $parameter:ident $([$size:ident])?: $type:ty)* $(,)?) => {
         /// See `pelton.h`.
         ///
@@ -24,7 +25,7 @@ macro_rules! entries {
             crate::entries::entries!(@run enter $handle: &mut $object, $($parameter $([$size])?: $type,)* => $body)
         }
     };
-    (@one $name:ident [$fast:block] $body:block $handle:ident: &mut $object:ty
+    (@one $name:ident [] [$fast:block] $body:block $handle:ident: &mut $object:ty
         $(, $parameter:ident $([$size:ident])?: $type:ty)* $(,)?) => {
         /// See `pelton.h`.
         ///
@@ -35,24 +36,46 @@ macro_rules! entries {
             $handle: *mut crate::handle::Handle<$object>,
             $($parameter: <$type as crate::c::Parameter>::C, $($size: usize,)?)*
         ) -> std::ffi::c_int {
-            #[cold]
+            crate::entries::entries!(@slow slow $handle: &mut $object, $($parameter $([$size])?: $type,)* => $body);
+            // SAFETY: the C caller guarantees the handle, its use by one thread, and the other parameters.
+            unsafe { $fast.unwrap_or_else(|| slow($handle, $($parameter, $($size,)?)*)) }
+        }
+    };
+    (@one $name:ident [$short:block] [$fast:block] $body:block $handle:ident: &mut $object:ty
+        $(, $parameter:ident $([$size:ident])?: $type:ty)* $(,)?) => {
+        /// See `pelton.h`.
+        ///
+        /// # Safety
+        /// As there.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            $handle: *mut crate::handle::Handle<$object>,
+            $($parameter: <$type as crate::c::Parameter>::C, $($size: usize,)?)*
+        ) -> std::ffi::c_int {
             #[inline(never)]
-            unsafe extern "C" fn slow(
+            unsafe extern "C" fn longer(
                 $handle: *mut crate::handle::Handle<$object>,
                 $($parameter: <$type as crate::c::Parameter>::C, $($size: usize,)?)*
             ) -> std::ffi::c_int {
-                crate::entries::entries!(@run enter $handle: &mut $object, $($parameter $([$size])?: $type,)* => $body)
+                crate::entries::entries!(@slow slow $handle: &mut $object, $($parameter $([$size])?: $type,)* => $body);
+                // SAFETY: as below.
+                unsafe { $fast.unwrap_or_else(|| slow($handle, $($parameter, $($size,)?)*)) }
             }
             // SAFETY: the C caller guarantees the handle, its use by one thread, and the other parameters.
-            unsafe {
-                match $fast {
-                    Some(number) => number,
-                    None => slow($handle, $($parameter, $($size,)?)*),
-                }
-            }
+            unsafe { $short.unwrap_or_else(|| longer($handle, $($parameter, $($size,)?)*)) }
         }
     };
-    (@one $name:ident [] $body:block $handle:ident: & $object:ty
+    (@slow $slow:ident $handle:ident: &mut $object:ty, $($parameter:ident $([$size:ident])?: $type:ty,)* => $body:block) => {
+        #[cold]
+        #[inline(never)]
+        unsafe extern "C" fn $slow(
+            $handle: *mut crate::handle::Handle<$object>,
+            $($parameter: <$type as crate::c::Parameter>::C, $($size: usize,)?)*
+        ) -> std::ffi::c_int {
+            crate::entries::entries!(@run enter $handle: &mut $object, $($parameter $([$size])?: $type,)* => $body)
+        }
+    };
+    (@one $name:ident [] [] $body:block $handle:ident: & $object:ty
         $(, $parameter:ident $([$size:ident])?: $type:ty)* $(,)?) => {
         /// See `pelton.h`.
         ///
@@ -66,7 +89,7 @@ macro_rules! entries {
             crate::entries::entries!(@run share $handle: &$object, $($parameter $([$size])?: $type,)* => $body)
         }
     };
-    (@one $name:ident [] $body:block $($parameter:ident $([$size:ident])?: $type:ty),* $(,)?) => {
+    (@one $name:ident [] [] $body:block $($parameter:ident $([$size:ident])?: $type:ty),* $(,)?) => {
         /// See `pelton.h`.
         ///
         /// # Safety

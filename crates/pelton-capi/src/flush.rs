@@ -6,7 +6,7 @@ use crate::entries::entries;
 use crate::handle::{Kind, Object, State};
 use crate::options::{AppendersOptions, FlushOptions, RecordFile};
 use crate::receiver::{Receiver, numbers};
-use crate::writer::{Reserved, Writer, commit_fast, reserve_fast, send_fast};
+use crate::writer::{Reserved, Writer, commit_fast, commit_marked, reserve_fast, send_fast, send_short};
 use pelton::{Chunk, Deadline, LaneId, Sink};
 use std::ffi::{c_int, c_void};
 
@@ -213,6 +213,7 @@ entries! {
     }
 
     fn pelton_appender_append(appender: &mut Appender, data[size]: Bytes)
+    short { send_short(appender, data, size) }
     fast { send_fast(appender, data, size) }
     {
         appender.unreserved()?;
@@ -227,7 +228,8 @@ entries! {
     }
 
     fn pelton_appender_commit(appender: &mut Appender, size: usize)
-    fast { commit_fast(appender, size) }
+    short { commit_fast(appender, size) }
+    fast { commit_marked(appender, size) }
     {
         appender.commit(size)
     }

@@ -468,7 +468,7 @@ unsafe fn retire(handle: *mut Head) {
     }
 }
 
-/// Runs what must not panic into C. Costs nothing if it does not: a landing pad.
+/// Runs what must not panic into C. If it does not, that costs a landing pad, for which a function saves registers.
 #[inline(always)]
 pub fn catch<A>(act: impl FnOnce() -> Answer<A>) -> Answer<A> {
     catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| Err(caught(panic)))

@@ -2,7 +2,8 @@
 //!
 //! An exported function is an entry of the macro in `entries.rs`, which checks handles and pointers, and catches
 //! panics. The functions for each message have a fast path, inlined from `pelton`, behind one comparison of the
-//! handle's gate.
+//! handle's gate. It catches the panics of the functions that it calls; one in its own code, a bug, would abort the
+//! process.
 //!
 //! Invariants:
 //! - No panic crosses into C. A panic that was caught makes a handle unusable, except for `pelton_close`.

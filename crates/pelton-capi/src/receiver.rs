@@ -12,6 +12,7 @@ use pelton::{Deadline, Departure, Message, Peer};
 use std::ffi::{c_int, c_void};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsRawFd, IntoRawFd};
+use std::ptr::NonNull;
 
 pub struct Receiver {
     channel: pelton::Receiver,
@@ -199,20 +200,50 @@ unsafe fn copy_fast(
 ) -> Option<c_int> {
     // SAFETY: the caller guarantees the handle.
     let receiver = unsafe { Handle::object_in(handle, State::Free) }?;
-    if buffer.is_null() || out_size.is_null() {
+    let buffer = NonNull::new(buffer)?;
+    if out_size.is_null() {
         return None;
     }
-    // SAFETY: the caller guarantees the buffer, which is its own, so not in a lane.
-    let copy = || unsafe { receiver.channel.copy_fast(buffer, capacity, deadline_ns > 0) };
-    // SAFETY: the object was found.
-    match unsafe { Handle::run_fast(handle, copy) } {
-        Ok(Some(size)) => {
-            // SAFETY: the caller guarantees it; it is not NULL.
-            unsafe { out_size.write(size) };
-            Some(0)
-        }
-        Ok(None) => None,
-        Err(code) => Some(code),
+    let target = |bytes| (bytes <= capacity).then_some(buffer);
+    let channel = &mut receiver.channel;
+    // SAFETY: the caller guarantees the buffer, which is its own, so not in a lane; and `out_size`, which is not NULL.
+    unsafe {
+        let (size, must_check) = match channel.copy_before_check(target) {
+            // Without a message, not with one that is too large.
+            None if deadline_ns > 0 && channel.peek_fast().is_none() && comes_soon(handle) => {
+                Handle::object_in(handle, State::Free)?.channel.copy_before_check(target)?
+            }
+            copied => copied?,
+        };
+        out_size.write(size);
+        Some(if must_check { finish_release(handle) } else { 0 })
+    }
+}
+
+/// Polls for a message for less than a microsecond.
+///
+/// # Safety
+/// [`Handle::object_in`] has found the object.
+#[inline(never)]
+unsafe fn comes_soon(handle: *mut Handle<Receiver>) -> bool {
+    // SAFETY: the caller guarantees it.
+    unsafe {
+        let Some(receiver) = Handle::object_in(handle, State::Free) else { return false };
+        Handle::run_fast(handle, || receiver.channel.peek_soon().is_some()).unwrap_or(false)
+    }
+}
+
+/// What remains to be done after a release, in the rare case.
+///
+/// # Safety
+/// [`Handle::object_in`] has found the object.
+#[cold]
+#[inline(never)]
+unsafe fn finish_release(handle: *mut Handle<Receiver>) -> c_int {
+    // SAFETY: the caller guarantees it: so the gate has the state that a release leaves.
+    unsafe {
+        let Some(receiver) = Handle::object_in(handle, State::Free) else { return code::INTERNAL };
+        Handle::run_fast(handle, || receiver.channel.check_sender()).err().unwrap_or(0)
     }
 }
 
@@ -222,6 +253,26 @@ unsafe fn copy_fast(
 /// As for [`Handle::object_in`].
 #[inline(always)]
 unsafe fn release_fast(handle: *mut Handle<Receiver>) -> Option<c_int> {
+    // SAFETY: the caller guarantees the handle.
+    let receiver = unsafe { Handle::object_in(handle, State::One) }?;
+    if receiver.channel.is_forked() {
+        return None;
+    }
+    let Receiver { channel, received: Received::One(record) } = &mut *receiver else { return None };
+    // SAFETY: the object was found.
+    unsafe {
+        let must_check = channel.release_before_check(record)?;
+        receiver.received = Received::Nothing;
+        Handle::set_state(handle, State::Free);
+        Some(if must_check { finish_release(handle) } else { 0 })
+    }
+}
+
+/// As [`release_fast`], also of a message with marks before it.
+///
+/// # Safety
+/// As for [`release_fast`].
+unsafe fn release_marked(handle: *mut Handle<Receiver>) -> Option<c_int> {
     // SAFETY: the caller guarantees the handle.
     let receiver = unsafe { Handle::object_in(handle, State::One) }?;
     if receiver.channel.is_forked() {
@@ -351,7 +402,8 @@ entries! {
     }
 
     fn pelton_receiver_release(receiver: &mut Receiver)
-    fast { release_fast(receiver) }
+    short { release_fast(receiver) }
+    fast { release_marked(receiver) }
     {
         match std::mem::replace(&mut receiver.received, Received::Nothing) {
             Received::Nothing => return Err(code::plain(code::NOT_RECEIVED)),

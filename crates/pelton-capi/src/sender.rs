@@ -4,7 +4,7 @@ use crate::c::{Array, Bytes, Info, New, Out, Text, check_size, sized_structures}
 use crate::code::{self, Answer, armed, done, found, is_done, sent};
 use crate::entries::entries;
 use crate::handle::{Kind, Object, State};
-use crate::writer::{Reserved, Writer, commit_fast, reserve_fast, send_fast};
+use crate::writer::{Reserved, Writer, commit_fast, commit_marked, reserve_fast, send_fast, send_short};
 use pelton::{Deadline, Error, Traceparent};
 use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -65,6 +65,7 @@ sized_structures! {
 
 entries! {
     fn pelton_sender_send(sender: &mut Sender, data[size]: Bytes, deadline_ns: Deadline)
+    short { send_short(sender, data, size) }
     fast { send_fast(sender, data, size) }
     {
         sent(sender.unreserved()?.send_until(data, deadline_ns))
@@ -132,7 +133,8 @@ entries! {
     }
 
     fn pelton_sender_commit(sender: &mut Sender, size: usize)
-    fast { commit_fast(sender, size) }
+    short { commit_fast(sender, size) }
+    fast { commit_marked(sender, size) }
     {
         sender.commit(size)
     }

@@ -4,7 +4,7 @@ use crate::c::check_size;
 use crate::code::{self, Answer};
 use crate::handle::{Handle, Object, State};
 use pelton::Error;
-use pelton::raw::ReservedSpace;
+use pelton::raw::{COPY_INLINE_MAX, ReservedSpace};
 use std::ffi::{c_int, c_void};
 
 /// The reserved space, and its size. While there is one, the sender is used for nothing else.
@@ -62,6 +62,16 @@ pub fn check_used(size: usize, reserved: usize) -> Answer {
     Err(code::tell(code::TOO_LARGE, format!("{size} bytes used of {reserved} reserved: use at most those")))
 }
 
+/// As [`send_fast`], of a message that is copied without a call.
+///
+/// # Safety
+/// As for [`send_fast`].
+#[inline(always)]
+pub unsafe fn send_short<T: Writer>(handle: *mut Handle<T>, data: *const c_void, size: usize) -> Option<c_int> {
+    // SAFETY: the caller guarantees it.
+    if size <= COPY_INLINE_MAX { unsafe { send_fast(handle, data, size) } } else { None }
+}
+
 /// Sends, if there is space and the handle is free.
 ///
 /// # Safety
@@ -75,11 +85,22 @@ pub unsafe fn send_fast<T: Writer>(handle: *mut Handle<T>, data: *const c_void, 
     }
     // SAFETY: the caller guarantees the bytes; so few are no longer than a slice may be.
     let payload = unsafe { std::slice::from_raw_parts(data.cast(), size) };
+    let must_check = writer.parts().0.send_before_check(payload)?;
     // SAFETY: the object was found.
-    match unsafe { Handle::run_fast(handle, || writer.parts().0.send_fast(payload)) } {
-        Ok(true) => Some(0),
-        Ok(false) => None,
-        Err(code) => Some(code),
+    Some(if must_check { unsafe { finish_send(handle) } } else { 0 })
+}
+
+/// What remains to be done after a message, in the rare case.
+///
+/// # Safety
+/// [`Handle::object_in`] has found the object.
+#[cold]
+#[inline(never)]
+unsafe fn finish_send<T: Writer>(handle: *mut Handle<T>) -> c_int {
+    // SAFETY: the caller guarantees it: so the gate has the state that a message leaves.
+    unsafe {
+        let Some(writer) = Handle::object_in(handle, State::Free) else { return code::INTERNAL };
+        Handle::run_fast(handle, || writer.parts().0.check_receiver()).err().unwrap_or(0)
     }
 }
 
@@ -111,6 +132,24 @@ pub unsafe fn reserve_fast<T: Writer>(handle: *mut Handle<T>, size: usize, out: 
 /// As for [`Handle::object_in`].
 #[inline(always)]
 pub unsafe fn commit_fast<T: Writer>(handle: *mut Handle<T>, size: usize) -> Option<c_int> {
+    // SAFETY: the caller guarantees the handle.
+    let writer = unsafe { Handle::object_in(handle, State::One) }?;
+    let (sender, reserved) = writer.parts();
+    let (space, _) = (*reserved)?;
+    // SAFETY: it was reserved last of this sender, which was not used since; the object was found.
+    unsafe {
+        let must_check = sender.commit_before_check(space, size)?;
+        *reserved = None;
+        Handle::set_state(handle, State::Free);
+        Some(if must_check { finish_send(handle) } else { 0 })
+    }
+}
+
+/// As [`commit_fast`], also of a message with marks before it.
+///
+/// # Safety
+/// As for [`commit_fast`].
+pub unsafe fn commit_marked<T: Writer>(handle: *mut Handle<T>, size: usize) -> Option<c_int> {
     // SAFETY: the caller guarantees the handle.
     let writer = unsafe { Handle::object_in(handle, State::One) }?;
     let (sender, reserved) = writer.parts();

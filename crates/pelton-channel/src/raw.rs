@@ -8,6 +8,8 @@
 //!   Between the two the receiver is used for nothing else.
 //! - A subscriber: [`Subscriber::try_receive`], [`Delivery::keep`], then [`Subscriber::kept_delivery`], whose drop
 //!   releases it. Between the two the subscriber is used for nothing else.
+//! - `*_before_check` of either endpoint does that in the common case. If it says so, [`Sender::check_receiver`] or
+//!   [`Receiver::check_sender`] comes next: without it, a peer that sleeps would sleep on.
 //! - Chunks of a receiver: [`Receiver::take_chunk`], then [`Receiver::release_chunks`].
 //! - Copies of many messages, which are released one by one: [`Receiver::read_ahead`], [`Receiver::release_ahead`].
 //! - Waiting: `arm`, [`Sender::arm_for_space`], and the trait [`crate::wait::Side`].
@@ -28,7 +30,7 @@ pub use crate::opening::{Waiter, in_call};
 pub use crate::packet::TRACED_REQUESTS;
 pub use crate::receiver::{Ahead, Item};
 use crate::receiver::{Batch, Held, Message, Receiver};
-use crate::sender::{CHECK_AFTER, FreeSpace, Sender, WaitCondition};
+use crate::sender::{FreeSpace, Sender, WaitCondition};
 pub use crate::settings::{HANDSHAKE_TIMEOUT, Settings};
 #[cfg(doc)]
 use crate::subscriber::{Delivery, Subscriber};
@@ -36,8 +38,8 @@ use crate::traceparent::Traceparent;
 pub use crate::transport::SharedLiveness;
 use crate::wait::Deadline;
 pub use crate::wait::{BUSY_POLL, Polled, Side, Spin, busy_poll, wait};
+pub use pelton_lane::{COPY_INLINE_MAX, LastRing, Record, ReservedSpace};
 use pelton_lane::{Chunk, Wake};
-pub use pelton_lane::{LastRing, Record, ReservedSpace};
 use pelton_os::Peer;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -47,9 +49,38 @@ impl Sender {
     /// Sends in the common case: the handle is in use, and there is space at the tail. Returns false in any other.
     #[inline(always)]
     pub fn send_fast(&mut self, payload: &[u8]) -> bool {
-        let Some(space) = self.reserve_fast(payload.len()) else { return false };
-        self.fill(space, payload);
-        true
+        let sent = self.send_before_check(payload);
+        if sent == Some(true) {
+            self.check_receiver();
+        }
+        sent.is_some()
+    }
+
+    /// As [`Sender::send_fast`], but only returns whether [`Sender::check_receiver`] is due; `None`: nothing is sent.
+    /// Does not panic.
+    #[inline(always)]
+    #[must_use = "true: call `check_receiver`, or the receiver sleeps on, or its end is missed"]
+    pub fn send_before_check(&mut self, payload: &[u8]) -> Option<bool> {
+        if !self.endpoint.owner.is_current() {
+            return None;
+        }
+        let must_check = self.parts.lane.send_fast(payload)?;
+        Some(self.must_check_receiver(must_check))
+    }
+
+    /// As [`Sender::commit_space`], if the space is at the tail, but only returns whether [`Sender::check_receiver`] is
+    /// due; `None`: nothing is sent. Does not panic.
+    ///
+    /// # Safety
+    /// As for [`Sender::commit_space`].
+    #[inline(always)]
+    #[must_use = "true: call `check_receiver`, or the receiver sleeps on, or its end is missed"]
+    pub unsafe fn commit_before_check(&mut self, space: ReservedSpace, bytes: usize) -> Option<bool> {
+        if self.endpoint.owner.is_forked() {
+            return None;
+        }
+        let must_check = self.parts.lane.publish_fast(space, bytes as u64)?;
+        Some(self.must_check_receiver(must_check))
     }
 
     /// Reserves space in the common case: the handle is in use, and there is space at the tail.
@@ -112,12 +143,16 @@ impl Sender {
     /// sleeps: the other lane of a link reports its end.
     #[inline(always)]
     pub fn commit_unchecked(&mut self, space: ReservedSpace, bytes: usize) {
-        match self.parts.lane.commit(space, bytes as u64) {
-            Wake::None if !self.parts.lane.tail().seq.is_multiple_of(CHECK_AFTER) => {}
+        let must_check = self.parts.lane.publish(space, bytes as u64);
+        if !self.must_check_receiver(must_check) {
+            return;
+        }
+        match self.parts.lane.check_peer() {
             Wake::Ring => {
                 let lane = &self.parts.lane;
                 self.parts.link.wake_peer(|processor, at| lane.note_ring(processor, at));
             }
+            Wake::None if !self.is_liveness_due() => {}
             wake => self.after_publishing(wake),
         }
     }
@@ -200,10 +235,7 @@ impl Receiver {
     /// paused, nothing is held, and the receiver does not sleep.
     #[inline(always)]
     pub fn peek_fast(&mut self) -> Option<Record> {
-        if !self.endpoint.owner.is_current() || self.slow_path_reasons != 0 || self.sleeper.is_armed() {
-            return None;
-        }
-        self.lanes.current.consumer.peek_fast()
+        if self.is_usual() { self.lanes.current.consumer.peek_fast() } else { None }
     }
 
     /// Polls for a record for less than a microsecond, where the next one comes from the same lane.
@@ -281,25 +313,36 @@ impl Receiver {
         }
     }
 
-    /// Copies the next message out and releases it, in the common case. If `may_poll`, also if it arrives soon. Returns
-    /// `None` otherwise, and for a message of more than `capacity` bytes.
+    /// Copies the next message out and releases it, in the common case of [`Receiver::peek_fast`]. `target` returns
+    /// where to copy so many bytes to. Returns how many, and whether [`Receiver::check_sender`] is due; `None`: nothing
+    /// is taken, also if `target` returned none. Panics only if `target` does.
     ///
     /// # Safety
-    /// `capacity` bytes can be written at `target`, which is not in a lane.
+    /// `target` has space for so many bytes, and is not in a lane.
     #[inline(always)]
-    pub unsafe fn copy_fast(&mut self, target: *mut u8, capacity: usize, may_poll: bool) -> Option<usize> {
-        let record = match self.peek_fast() {
-            Some(record) => record,
-            None if may_poll => self.peek_soon()?,
-            None => return None,
-        };
-        if record.bytes > capacity as u64 {
+    #[must_use = "true: call `check_sender`, or the sender sleeps on, or other lanes wait"]
+    pub unsafe fn copy_before_check(
+        &mut self,
+        target: impl FnOnce(usize) -> Option<NonNull<u8>>,
+    ) -> Option<(usize, bool)> {
+        if !self.is_usual() {
             return None;
         }
-        // SAFETY: the caller guarantees the space.
-        unsafe { self.lanes.current.consumer.copy_out(&record, target) };
-        self.release(&record);
-        Some(record.bytes as usize)
+        // SAFETY: the caller guarantees the target.
+        let received = unsafe { self.lanes.current.consumer.receive_fast(|bytes| target(bytes as usize)) };
+        received.map(|(record, must_check)| (record.bytes as usize, self.must_check_sender(record.seq, must_check)))
+    }
+
+    /// As [`Receiver::release_record`], in the process that created the handle and in the common case, but only returns
+    /// whether [`Receiver::check_sender`] is due; `None`: nothing is released. Does not panic.
+    #[inline(always)]
+    #[must_use = "true: call `check_sender`, or the sender sleeps on, or other lanes wait"]
+    pub fn release_before_check(&mut self, record: &Record) -> Option<bool> {
+        if record.descriptors != 0 {
+            return None;
+        }
+        let must_check = self.lanes.current.consumer.release_fast(record)?;
+        Some(self.must_check_sender(record.seq, must_check))
     }
 
     /// Releases the next record, in the process that created the handle. Takes the record by reference. To move it

@@ -30,6 +30,7 @@ use pelton_os::Peer;
 use pelton_os::{Ready, ReceivedFd};
 use probe::probe;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -240,8 +241,8 @@ impl Receiver {
     /// As [`Receiver::try_receive`].
     #[inline]
     pub fn try_receive_into(&mut self, buffer: &mut Vec<u8>) -> Result<Option<usize>> {
-        match self.peek_fast() {
-            Some(record) => Ok(Some(self.copy_out(record, buffer))),
+        match self.copy_fast(buffer, false) {
+            Some(bytes) => Ok(Some(bytes)),
             None => self.copy_slow(buffer, Deadline::Now),
         }
     }
@@ -250,14 +251,11 @@ impl Receiver {
     ///
     /// # Errors
     /// As [`Receiver::receive`].
-    #[inline]
+    #[inline(always)]
     pub fn receive_into(&mut self, buffer: &mut Vec<u8>) -> Result<usize> {
-        match self.peek_fast() {
-            Some(record) => Ok(self.copy_out(record, buffer)),
-            None => match self.peek_soon() {
-                Some(record) => Ok(self.copy_out(record, buffer)),
-                None => Ok(self.copy_slow(buffer, Deadline::Never)?.expect("without a deadline it does not pass")),
-            },
+        match self.copy_fast(buffer, true) {
+            Some(bytes) => Ok(bytes),
+            None => Ok(self.copy_slow(buffer, Deadline::Never)?.expect("without a deadline it does not pass")),
         }
     }
 
@@ -267,8 +265,8 @@ impl Receiver {
     /// As [`Receiver::receive`].
     #[inline]
     pub fn receive_into_until(&mut self, buffer: &mut Vec<u8>, deadline: impl Into<Deadline>) -> Result<Option<usize>> {
-        match self.peek_fast() {
-            Some(record) => Ok(Some(self.copy_out(record, buffer))),
+        match self.copy_fast(buffer, false) {
+            Some(bytes) => Ok(Some(bytes)),
             None => self.copy_slow(buffer, deadline.into()),
         }
     }
@@ -406,11 +404,9 @@ impl Receiver {
         }
         // The fast path has just polled the header. Another poll would take the ownership of its cache line from the
         // sender, which may be about to write there.
-        let is_usual = self.endpoint.owner.is_current()
-            && self.slow_path_reasons == 0
-            && !self.sleeper.is_armed()
-            && self.lanes.is_one();
-        if !is_usual && let Some(item) = self.peek()? {
+        if !(self.is_usual() && self.lanes.is_one())
+            && let Some(item) = self.peek()?
+        {
             return Ok(Some(item));
         }
         self.lanes.current.consumer.count_wait();
@@ -632,15 +628,47 @@ impl Receiver {
         done.and_then(|()| self.find_lanes()).inspect_err(|_| self.endpoint.doorbells.local_wake().ring())
     }
 
+    /// Whether the fast path may be used: the handle is in use, no reason for the slow path exists, and the receiver
+    /// does not sleep.
     #[inline(always)]
+    pub(crate) fn is_usual(&self) -> bool {
+        self.endpoint.owner.is_current() && self.slow_path_reasons == 0 && !self.sleeper.is_armed()
+    }
+
+    /// Copies the next message into `buffer` in the common case; if `may_poll`, also if it arrives soon.
+    #[inline(always)]
+    fn copy_fast(&mut self, buffer: &mut Vec<u8>, may_poll: bool) -> Option<usize> {
+        let mut copy = |receiver: &mut Receiver| {
+            let target = |bytes| {
+                if buffer.capacity() < bytes {
+                    grow(buffer, bytes);
+                }
+                NonNull::new(buffer.as_mut_ptr())
+            };
+            // SAFETY: the vector has enough capacity, and is not in a lane, because no safe code has a vector over one.
+            // If the peer writes meanwhile, it changes only bytes, and every value of a byte is valid.
+            unsafe {
+                let (bytes, must_check) = receiver.copy_before_check(target)?;
+                buffer.set_len(bytes);
+                Some((bytes, must_check))
+            }
+        };
+        let (bytes, must_check) = match copy(self) {
+            None if may_poll && self.slow_path_reasons == 0 && self.comes_soon() => copy(self)?,
+            copied => copied?,
+        };
+        if must_check {
+            self.check_sender();
+        }
+        Some(bytes)
+    }
+
     fn copy_out(&mut self, record: Record, buffer: &mut Vec<u8>) -> usize {
         let bytes = record.bytes as usize;
         if buffer.capacity() < bytes {
             grow(buffer, bytes);
         }
-        // SAFETY: the lane checked that the record lies in the data, and the vector has enough capacity. The two do not
-        // overlap, because no safe code has a vector over a lane. If the peer writes meanwhile, it changes only bytes,
-        // and every value of a byte is valid.
+        // SAFETY: as in `copy_fast`; the lane checked that the record lies in the data.
         unsafe {
             self.lanes.current.consumer.copy_out(&record, buffer.as_mut_ptr());
             buffer.set_len(bytes);
@@ -654,10 +682,36 @@ impl Receiver {
         if record.descriptors != 0 {
             self.drop_descriptors(record.seq, record.descriptors);
         }
-        if self.lanes.current.consumer.release(record) == Wake::Ring {
+        let wake = self.lanes.current.consumer.release(record);
+        self.released(record.seq, wake);
+    }
+
+    /// After the release of message `seq`: whether the sender may sleep, as the lane has found, or the lane's quantum
+    /// is over.
+    #[inline(always)]
+    pub(crate) fn must_check_sender(&self, seq: u32, lane_must_check: bool) -> bool {
+        lane_must_check || (self.many && seq.is_multiple_of(QUANTUM))
+    }
+
+    /// After a release, if [`Receiver::must_check_sender`]: rings the sender if it waits, and ends the lane's quantum
+    /// if it is over.
+    #[cold]
+    #[inline(never)]
+    #[doc(hidden)]
+    pub fn check_sender(&mut self) {
+        let consumer = &mut self.lanes.current.consumer;
+        let wake = consumer.check_peer();
+        let seq = consumer.cursor().seq_before();
+        self.released(seq, wake);
+    }
+
+    /// Call this after the release of each message.
+    #[inline(always)]
+    fn released(&mut self, seq: u32, wake: Wake) {
+        if wake == Wake::Ring {
             self.lanes.current.wake_sender();
         }
-        self.count_to_quantum(record.seq);
+        self.count_to_quantum(seq);
     }
 
     /// As [`Receiver::release`], of `found`. Apart from that, so that nothing copies the record.
@@ -667,15 +721,13 @@ impl Receiver {
         if descriptors != 0 {
             self.drop_descriptors(seq, descriptors);
         }
-        if self.lanes.current.consumer.release(&self.found) == Wake::Ring {
-            self.lanes.current.wake_sender();
-        }
-        self.count_to_quantum(seq);
+        let wake = self.lanes.current.consumer.release(&self.found);
+        self.released(seq, wake);
     }
 
     #[inline(always)]
     pub(crate) fn count_to_quantum(&mut self, seq: u32) {
-        if seq.is_multiple_of(QUANTUM) && self.many {
+        if self.many && seq.is_multiple_of(QUANTUM) {
             self.end_quantum();
         }
     }

@@ -454,8 +454,32 @@ impl Sender {
 
     #[inline(always)]
     pub(crate) fn publish(&mut self, space: ReservedSpace, bytes: usize) {
-        match self.parts.lane.commit(space, bytes as u64) {
-            Wake::None if !self.parts.lane.tail().seq.is_multiple_of(CHECK_AFTER) => {}
+        let must_check = self.parts.lane.publish(space, bytes as u64);
+        if self.must_check_receiver(must_check) {
+            self.check_receiver();
+        }
+    }
+
+    /// After a message: whether the receiver may sleep, as the lane has found, or the message is one of those after
+    /// which the sender checks whether the receiver is alive.
+    #[inline(always)]
+    pub(crate) fn must_check_receiver(&self, lane_must_check: bool) -> bool {
+        lane_must_check || self.is_liveness_due()
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_liveness_due(&self) -> bool {
+        self.parts.lane.tail().seq.is_multiple_of(CHECK_AFTER)
+    }
+
+    /// After a message, if [`Sender::must_check_receiver`]: rings the receiver if it sleeps, and checks at intervals
+    /// whether it is alive.
+    #[cold]
+    #[inline(never)]
+    #[doc(hidden)]
+    pub fn check_receiver(&mut self) {
+        match self.parts.lane.check_peer() {
+            Wake::None if !self.is_liveness_due() => {}
             wake => self.after_publishing(wake),
         }
     }

@@ -30,7 +30,10 @@ pub struct Consumer {
     seq: u32,
     capacity: u64,
     bytes_max: u64,
+    /// Messages taken before message `counted`, the next one at the last [`Consumer::count`]. Later ones are counted by
+    /// their numbers, in [`Consumer::taken`], so that the fast path counts nothing.
     messages: u64,
+    counted: u32,
     bytes: u64,
     waker: Waker,
     /// From the oldest held record on: each with its end, and whether it is released. Empty unless the caller holds
@@ -141,6 +144,7 @@ impl Consumer {
             bytes_max: message_bytes_max,
             // A successor continues the counts of the page that it takes over.
             messages: page.messages.load(Relaxed),
+            counted: head.seq,
             bytes: page.bytes.load(Relaxed),
             // SAFETY: the caller guarantees that the pages are mapped.
             waker: unsafe { waker_of(&memory, can_barrier) },
@@ -237,10 +241,8 @@ impl Consumer {
     #[inline(always)]
     pub fn take_to(&mut self, cursor: Cursor, bytes: u64) {
         assert!(cursor.0.offset + 8 <= self.capacity);
-        let messages = cursor.0.since(self.cursor().0);
         (self.cursor, self.seq) = (cursor.0.offset, cursor.0.seq);
-        // Wrapping, as the counts continue from a predecessor's page, which may contain any number.
-        self.messages = self.messages.wrapping_add(messages);
+        // Wrapping, as the count continues from a predecessor's page, which may contain any number.
         self.bytes = self.bytes.wrapping_add(bytes);
     }
 
@@ -248,6 +250,7 @@ impl Consumer {
     #[inline(never)]
     fn peek_slow(&mut self) -> Result<Option<Record>, LaneError> {
         // The slow path runs once per lap, and whenever the lane is empty.
+        self.count();
         self.store_counters();
         let found = record_at(self.data(), self.bytes_max, Position { offset: self.cursor, seq: self.seq })?;
         Ok(found.map(|(record, marks)| {
@@ -335,22 +338,70 @@ impl Consumer {
         // Fails only for a record of another lane.
         assert!(self.cursor + 8 <= self.capacity);
         self.seq = seq_after(self.seq);
-        // Wrapping, as the counts continue from a predecessor's page, which may contain any number.
-        self.messages = self.messages.wrapping_add(1);
+        // Wrapping, as the count continues from a predecessor's page, which may contain any number.
         self.bytes = self.bytes.wrapping_add(record.bytes);
+    }
+
+    /// Copies out and releases the next message in the fast path: as [`Consumer::peek_fast`], [`Consumer::copy_out`]
+    /// and [`Consumer::release`], but without the check of a record that may be another lane's. `target` returns where
+    /// to copy so many bytes to. Also returns false if the producer is awake, the usual case, and otherwise true: then
+    /// the caller must call [`Consumer::check_peer`]. `None`: nothing is taken, because there is no message without
+    /// marks at the cursor, one is held, or `target` returned none.
+    ///
+    /// # Safety
+    /// `target` has space for so many bytes, and is not in a lane.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    #[must_use = "true: call `check_peer`, or the peer sleeps on, or its end is missed"]
+    pub unsafe fn receive_fast(&mut self, target: impl FnOnce(u64) -> Option<NonNull<u8>>) -> Option<(Record, bool)> {
+        let record = self.peek_fast().filter(|_| self.held.is_empty())?;
+        let target = target(record.bytes)?;
+        // SAFETY: `peek_fast` has checked the record's bounds; the caller guarantees the target.
+        unsafe { self.data().copy_out(record.offset + 8, record.bytes, target.as_ptr()) };
+        let must_check = self.release_to(record.offset + record_bytes(record.bytes), record.seq, record.bytes);
+        Some((record, must_check))
+    }
+
+    /// As [`Consumer::release`], in the fast path: if the record is the next one, and none is held. Returns as
+    /// [`Consumer::receive_fast`]; `None`: nothing is released.
+    #[inline(always)]
+    #[must_use = "true: call `check_peer`, or the peer sleeps on, or its end is missed"]
+    pub fn release_fast(&mut self, record: &Record) -> Option<bool> {
+        let is_next = (record.offset, record.seq) == (self.cursor, self.seq);
+        if !is_next || record.bytes > self.bytes_max || !self.held.is_empty() {
+            return None;
+        }
+        let end = record.offset + record_bytes(record.bytes);
+        // Fails only for a record of another lane.
+        (end + 8 <= self.capacity).then(|| self.release_to(end, record.seq, record.bytes))
+    }
+
+    /// Releases message `seq`, which ends at `end`: the caller has checked that the next header lies in the data.
+    /// Returns as [`Consumer::receive_fast`].
+    #[inline(always)]
+    fn release_to(&mut self, end: u64, seq: u32, bytes: u64) -> bool {
+        (self.cursor, self.seq) = (end, seq_after(seq));
+        // Wrapping, as the count continues from a predecessor's page, which may contain any number.
+        self.bytes = self.bytes.wrapping_add(bytes);
+        self.move_head(Position { offset: end, seq: self.seq })
+    }
+
+    /// Counts the messages taken since the last call. Each lap ends in a mark, and so in a call of this: a lap has
+    /// fewer messages than there are numbers.
+    fn count(&mut self) {
+        (self.messages, self.counted) = (self.taken(), self.seq);
     }
 
     /// Takes the record that [`Consumer::peek`] last returned, and the following records without marks, until they have
     /// `bytes_wanted` or the lane is empty. The records are valid until [`Consumer::release_taken`].
     pub fn take_chunk(&mut self, first: &Record, bytes_wanted: u64) -> Chunk {
-        let messages = self.messages;
         self.take(first);
         while self.cursor - first.offset < bytes_wanted
             && let Some(next) = self.peek_fast()
         {
             self.take(&next);
         }
-        self.chunk_from(first, self.messages.wrapping_sub(messages))
+        self.chunk_from(first)
     }
 
     /// As [`Consumer::take_chunk`], for a caller that owns both sides of the lane. `end` is the producer's tail. The
@@ -361,17 +412,17 @@ impl Consumer {
     /// If `end` is not after `first`.
     pub fn take_chunk_to(&mut self, first: &Record, end: Position) -> Chunk {
         assert!(first.offset < end.offset && end.offset + 8 <= self.capacity);
-        let messages = end.since(Position { offset: first.offset, seq: first.seq });
         (self.cursor, self.seq) = (end.offset, end.seq);
-        self.messages = self.messages.wrapping_add(messages);
+        self.count();
         // Relaxed: a statistic, and the caller owns both sides.
         self.bytes = self.producer_page().bytes.load(Relaxed);
-        self.chunk_from(first, messages)
+        self.chunk_from(first)
     }
 
     /// The records taken from `first` on.
-    fn chunk_from(&self, first: &Record, messages: u64) -> Chunk {
+    fn chunk_from(&self, first: &Record) -> Chunk {
         let bytes = self.cursor - first.offset;
+        let messages = self.cursor().0.since(Position { offset: first.offset, seq: first.seq });
         debug_assert!(messages >= 1 && messages * 8 <= bytes);
         Chunk { offset: first.offset, bytes, first_seq: first.seq, messages: messages as u32 }
     }
@@ -413,7 +464,10 @@ impl Consumer {
     #[inline(always)]
     pub fn release_taken(&mut self) -> Wake {
         let end = Position { offset: self.cursor, seq: self.seq };
-        if self.held.is_empty() { self.move_head(end) } else { self.release_after_held(end) }
+        if !self.held.is_empty() {
+            return self.release_after_held(end);
+        }
+        if self.move_head(end) { self.check_peer() } else { Wake::None }
     }
 
     /// Separate, so that this rare case costs the fast path no registers.
@@ -459,7 +513,10 @@ impl Consumer {
             self.first_ticket += 1;
             end = Some(oldest.end);
         }
-        end.map_or(Wake::None, |end| self.move_head(end))
+        match end {
+            Some(end) if self.move_head(end) => self.check_peer(),
+            _ => Wake::None,
+        }
     }
 
     /// The number of held records.
@@ -467,23 +524,21 @@ impl Consumer {
         self.held.iter().filter(|held| !held.released).count()
     }
 
+    /// Returns as [`Consumer::receive_fast`].
     #[inline(always)]
-    fn move_head(&mut self, end: Position) -> Wake {
+    fn move_head(&mut self, end: Position) -> bool {
         failpoint("release: before");
         self.page().head.store(end.pack(), RELEASE.store()); // [release]
         failpoint("release: after");
-        match self.waker.peer_state() {
-            PeerState::Awake => Wake::None,
-            state => self.handle_peer_state(state),
-        }
+        self.waker.must_check()
     }
 
-    /// Rings a producer that waits for space once the head's seq has reached its `room_seq`. An empty lane always
-    /// satisfies the rule, as `room_seq` is at most the tail's seq.
+    /// Whether to ring the sender: if it waits for space, and the head's seq has reached its `room_seq`. An empty lane
+    /// always satisfies the rule, as `room_seq` is at most the tail's seq.
     #[cold]
     #[inline(never)]
-    fn handle_peer_state(&mut self, state: PeerState) -> Wake {
-        let PeerState::Asleep(epoch) = state else { return Wake::None };
+    pub fn check_peer(&mut self) -> Wake {
+        let PeerState::Asleep(epoch) = self.waker.peer_state() else { return Wake::None };
         // Relaxed: after a stale load, the producer has not polled since it armed, so its poll finds this release.
         // [sleep]
         let target = self.producer_page().room_seq.load(Relaxed) as u32;
@@ -502,7 +557,7 @@ impl Consumer {
     pub fn store_counters(&self) {
         let page = self.page();
         // Relaxed: statistics.
-        page.messages.store(self.messages, Relaxed);
+        page.messages.store(self.taken(), Relaxed);
         failpoint("consumer counters: messages");
         page.bytes.store(self.bytes, Relaxed);
         failpoint("consumer counters: bytes");
@@ -557,7 +612,8 @@ impl Consumer {
 
     /// Messages taken by this consumer and its predecessors that used its page.
     pub fn taken(&self) -> u64 {
-        self.messages
+        // Wrapping, as the count continues from a predecessor's page, which may contain any number.
+        self.messages.wrapping_add(self.cursor().0.since(Position { offset: 0, seq: self.counted }))
     }
 
     /// The bytes of those messages.

@@ -5,7 +5,9 @@
 //! (`[publish]`, `[release]`, `[sleep]`, `[close]`, `[fenced]`, `[keep]`) have the same names there, in the code and in
 //! the tests.
 //!
-//! - [`Producer`] reserves, commits or aborts; [`Consumer`] peeks, releases, holds.
+//! - [`Producer`] reserves, commits or aborts; [`Consumer`] peeks, releases, holds. To commit is to publish, and to
+//!   check whether the peer sleeps. [`Producer::publish`] and the `*_fast` functions of both leave the check to the
+//!   caller.
 //! - [`Sleeper`] and [`Waker`] are the two ends of a sleep: a side arms its sleeper before it sleeps, and the peer's
 //!   waker returns after each publication whether to ring.
 //! - [`BroadcastProducer`] and [`BroadcastConsumer`] are the sides of a lane with up to 64 consumers, each with a
@@ -55,6 +57,8 @@ pub use layout::{
     SEGMENT_BYTES, State, TRACE_BYTES, WINDOW, WIRE_VERSION, capacity_is_valid, fnv1a, message_bytes_limit,
     record_bytes, seq_after, traced_message_bytes_limit,
 };
+#[cfg(not(loom))]
+pub use memory::COPY_INLINE_MAX;
 #[cfg(loom)]
 pub use memory::LoomWord;
 pub use memory::{Data, Memory};

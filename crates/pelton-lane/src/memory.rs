@@ -78,18 +78,26 @@ impl Data {
         unsafe { self.base.byte_add(offset as usize) }
     }
 
-    /// Prefetches cache lines for writing; `lines` counts from the start of the data. A hint that needs no bounds
-    /// check: it neither reads nor writes memory.
+    /// Prefetches for writing the cache line at `from`, and those at each 64 bytes after it up to `to`. A hint that
+    /// needs no bounds check: it neither reads nor writes memory.
     #[inline(always)]
-    pub(crate) fn prefetch_to_write(&self, lines: core::ops::Range<u64>) {
+    pub(crate) fn prefetch_to_write(&self, from: u64, to: u64) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        for line in lines {
-            let at = self.base.as_ptr().wrapping_add((64 * line) as usize);
-            // SAFETY: the processor ignores a prefetch of an invalid address, and one without PREFETCHW executes a NOP.
-            unsafe { core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
+        {
+            let (mut at, to) =
+                (self.base.as_ptr().wrapping_add(from as usize), self.base.as_ptr().wrapping_add(to as usize));
+            loop {
+                // SAFETY: the processor ignores a prefetch of an invalid address, and one without PREFETCHW executes a
+                // NOP.
+                unsafe { core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
+                at = at.wrapping_add(64);
+                if at > to {
+                    break;
+                }
+            }
         }
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = lines;
+        let _ = (from, to);
     }
 
     /// Prefetches the cache line at `offset` for reading. A hint, as above: `offset` may lie past the end.
@@ -125,6 +133,10 @@ impl Data {
     }
 }
 
+/// Bytes up to which a message is copied without a call of `memcpy`.
+#[cfg(not(loom))]
+pub const COPY_INLINE_MAX: usize = 64;
+
 /// Copies without overlap. A call to `memcpy` costs as much as a short copy. So a short copy is two loads and two
 /// stores that overlap in the middle.
 ///
@@ -149,17 +161,27 @@ unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     }
     // SAFETY: the caller guarantees both buffers; each arm matches only sizes that `halves` accepts.
     unsafe {
-        match bytes {
+        // Comparisons, not a `match`: the compiler would first compare with the single values 0 and 1.
+        if bytes == 16 {
             // One store: two halves would be two equal stores, and each occupies a slot of the store buffer.
-            16 => to.cast::<u128>().write_unaligned(from.cast::<u128>().read_unaligned()),
-            17..=32 => halves::<u128>(from, to, bytes),
+            to.cast::<u128>().write_unaligned(from.cast::<u128>().read_unaligned());
+        } else if (17..=32).contains(&bytes) {
+            halves::<u128>(from, to, bytes);
+        } else if (33..=COPY_INLINE_MAX).contains(&bytes) {
             // Not as pairs of u128: the compiler moves those through the stack.
-            33..=64 => {
-                halves::<u128>(from, to, 32);
-                halves::<u128>(from.add(bytes - 32), to.add(bytes - 32), 32);
-            }
-            8..=15 => halves::<u64>(from, to, bytes),
-            _ => core::ptr::copy_nonoverlapping(from, to, bytes),
+            halves::<u128>(from, to, 32);
+            halves::<u128>(from.add(bytes - 32), to.add(bytes - 32), 32);
+        } else if (8..=15).contains(&bytes) {
+            halves::<u64>(from, to, bytes);
+        } else if bytes > COPY_INLINE_MAX {
+            core::ptr::copy_nonoverlapping(from, to, bytes);
+        } else if bytes >= 4 {
+            halves::<u32>(from, to, bytes);
+        } else if bytes > 0 {
+            let [low, middle, high] = [0, bytes / 2, bytes - 1].map(|at| from.add(at).read());
+            to.write(low);
+            to.add(bytes / 2).write(middle);
+            to.add(bytes - 1).write(high);
         }
     }
 }
@@ -184,7 +206,7 @@ impl Data {
         &self.word(offset).header
     }
 
-    pub(crate) fn prefetch_to_write(&self, _lines: core::ops::Range<u64>) {}
+    pub(crate) fn prefetch_to_write(&self, _from: u64, _to: u64) {}
 
     pub(crate) fn prefetch_to_read(&self, _offset: u64) {}
 

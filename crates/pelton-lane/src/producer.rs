@@ -15,6 +15,7 @@
 //!
 //! Invariants:
 //! - a record and the cleared header after it end at or before `limit` (fast path), or where `find_space` allows;
+//! - `limit <= capacity`: `send_fast` writes up to the limit without another check;
 //! - the header at the tail is cleared, so that no consumer mistakes old bytes for a record;
 //! - the producer writes marks and the records of a batch before the one release store at the tail that publishes them;
 //! - the producer never reads the data, so a hostile consumer that overwrites it harms only itself.
@@ -68,7 +69,8 @@ pub struct Producer {
     /// The offset of the next record, and its number.
     tail: u64,
     seq: u32,
-    /// Records may be placed at the tail up to here without another poll of the head.
+    /// Records may be placed at the tail up to here without another poll of the head. At most the capacity:
+    /// [`Producer::send_fast`] relies on that.
     limit: u64,
     /// The header's offset of a record that the slow path reserved, or of a batch's first record.
     header_at: u64,
@@ -602,46 +604,69 @@ impl Producer {
     /// If `bytes` exceeds the reservation, or the space is not this lane's.
     #[inline(always)]
     pub fn commit(&mut self, space: ReservedSpace, bytes: u64) -> Wake {
+        if self.publish(space, bytes) { self.check_peer() } else { Wake::None }
+    }
+
+    /// As [`Producer::commit`], but returns false if the consumer is awake, the usual case, and otherwise true: then
+    /// the caller must call [`Producer::check_peer`].
+    ///
+    /// # Panics
+    /// As [`Producer::commit`].
+    #[inline(always)]
+    #[must_use = "true: call `check_peer`, or the peer sleeps on, or its end is missed"]
+    pub fn publish(&mut self, space: ReservedSpace, bytes: u64) -> bool {
         assert!(bytes <= space.bytes);
         let at = space.offset - 8;
         let end = at + record_bytes(bytes);
         // Fails only for the space of another lane, or of an earlier reservation.
         assert!(end + 8 <= self.capacity);
-        let word = header(self.seq, bytes as u32);
         if at == self.tail {
-            self.clear(end);
-            failpoint("publish: before");
-            self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
-            failpoint("publish: after");
-        } else {
-            self.publish_marked(at, end, word);
+            return self.publish_at_tail(self.memory.data, end, bytes);
         }
-        // After publishing, as the receiver may be waiting for this message.
-        self.prefetch_ahead(end, bytes);
+        self.publish_marked(at, end, header(self.seq, bytes as u32));
+        prefetch_ahead(self.memory.data, end, bytes);
         self.advance(end, seq_after(self.seq), 1, bytes)
     }
 
-    /// After a record that ends at `end`: prefetches the cache lines for the next one of that size.
+    /// As [`Producer::publish`], if the space is at the tail. `None` if it is not, or if [`Producer::publish`] would
+    /// panic; then nothing is published.
     #[inline(always)]
-    fn prefetch_ahead(&self, end: u64, bytes: u64) {
-        if bytes <= PREFETCH_BYTES_MAX {
-            let from = end + PREFETCH_AHEAD;
-            let to = from + record_bytes(bytes);
-            self.data().prefetch_to_write(from / 64 + u64::from(bytes < SHARED_LINE_BYTES)..to / 64 + 1);
+    #[must_use = "true: call `check_peer`, or the peer sleeps on, or its end is missed"]
+    pub fn publish_fast(&mut self, space: ReservedSpace, bytes: u64) -> Option<bool> {
+        if space.offset != self.tail + 8 || bytes > space.bytes || bytes > self.bytes_max {
+            return None;
         }
+        let end = self.tail + record_bytes(bytes);
+        (end + 8 <= self.capacity).then(|| self.publish_at_tail(self.memory.data, end, bytes))
     }
 
-    /// Clears the header after the last record, before the record is published.
+    /// Copies a message in and publishes it, in the fast path: as [`Producer::reserve_fast`], [`Producer::copy_in`] and
+    /// [`Producer::publish`], but without the checks of a space that may be another lane's. `None`: nothing is sent, it
+    /// needs those three.
     #[inline(always)]
-    fn clear(&self, end: u64) {
-        #[cfg(loom)]
-        if crate::edges::weakened("clear") {
-            return;
-        }
-        // Relaxed: the later release store, which publishes the record, orders it. [publish]
-        failpoint("clear: before");
-        self.data().header(end).store(0, Relaxed);
-        failpoint("clear: after");
+    #[must_use = "true: call `check_peer`, or the peer sleeps on, or its end is missed"]
+    pub fn send_fast(&mut self, payload: &[u8]) -> Option<bool> {
+        let space = self.reserve_fast(payload.len() as u64)?;
+        debug_assert!(self.limit <= self.capacity);
+        // A copy, which the compiler keeps in a register over the call of `memcpy`.
+        let data = self.memory.data;
+        failpoint("copy: before");
+        data.copy_in(space.offset, payload);
+        failpoint("copy: after");
+        Some(self.publish_at_tail(data, space.offset - 8 + record_bytes(space.bytes), space.bytes))
+    }
+
+    /// Publishes the record from the tail to `end`. The caller has checked that `end + 8 <= capacity`. Returns as
+    /// [`Producer::publish`].
+    #[inline(always)]
+    fn publish_at_tail(&mut self, data: Data, end: u64, bytes: u64) -> bool {
+        clear(data, end);
+        failpoint("publish: before");
+        data.header(self.tail).store(header(self.seq, bytes as u32), PUBLISH.store()); // [publish]
+        failpoint("publish: after");
+        // After publishing, as the receiver may be waiting for this message.
+        prefetch_ahead(data, end, bytes);
+        self.advance(end, seq_after(self.seq), 1, bytes)
     }
 
     /// Publishes a record that ends at `end`, with the marks and the jump before it. It writes the record first, then
@@ -653,7 +678,7 @@ impl Producer {
         let jump = self.jump.take();
         // Fails only for a space that is not of the current reservation.
         assert!(at == self.header_at && start == jump.unwrap_or(self.tail));
-        self.clear(end);
+        clear(self.memory.data, end);
         failpoint("marked: before");
         self.data().header(at).store(word, Relaxed);
         failpoint("marked: record");
@@ -691,9 +716,9 @@ impl Producer {
         self.generation_due = None;
     }
 
-    /// Moves the tail past the published records. Returns whether to ring.
+    /// Moves the tail past the published records. Returns as [`Producer::publish`].
     #[inline(always)]
-    fn advance(&mut self, end: u64, next_seq: u32, messages: u32, bytes: u64) -> Wake {
+    fn advance(&mut self, end: u64, next_seq: u32, messages: u32, bytes: u64) -> bool {
         self.seq = next_seq;
         self.tail = end;
         let page = self.page();
@@ -707,16 +732,14 @@ impl Producer {
         failpoint("advance: messages");
         page.bytes.store(page.bytes.load(Relaxed).wrapping_add(bytes), Relaxed);
         failpoint("advance: bytes");
-        match self.waker.peer_state() {
-            PeerState::Awake => Wake::None,
-            state => self.handle_peer_state(state),
-        }
+        self.waker.must_check()
     }
 
+    /// After [`Producer::publish`]: whether to ring the receiver.
     #[cold]
     #[inline(never)]
-    fn handle_peer_state(&mut self, state: PeerState) -> Wake {
-        match state {
+    pub fn check_peer(&mut self) -> Wake {
+        match self.waker.peer_state() {
             PeerState::Asleep(epoch) => {
                 self.waker.count_ring(epoch, self.seq);
                 let page = self.page();
@@ -799,7 +822,7 @@ impl Producer {
             failpoint("batch: header");
         }
         batch.next_seq = seq_after(batch.next_seq);
-        self.prefetch_ahead(batch.end, bytes);
+        prefetch_ahead(self.memory.data, batch.end, bytes);
         Some(ReservedSpace { offset: offset + 8, bytes })
     }
 
@@ -815,7 +838,7 @@ impl Producer {
         assert!((batch.start, batch.seq) == (self.header_at, self.seq) && batch.end + 8 <= self.capacity);
         let word = header(self.seq, batch.first);
         if self.header_at == self.tail {
-            self.clear(batch.end);
+            clear(self.memory.data, batch.end);
             failpoint("publish a batch: before");
             self.data().header(self.tail).store(word, PUBLISH.store()); // [publish]
             failpoint("publish a batch: after");
@@ -823,7 +846,8 @@ impl Producer {
             self.publish_marked(self.header_at, batch.end, word);
         }
         let messages = Position { offset: batch.end, seq: batch.next_seq }.since(self.tail());
-        self.advance(batch.end, batch.next_seq, messages as u32, batch.bytes)
+        let must_check = self.advance(batch.end, batch.next_seq, messages as u32, batch.bytes);
+        if must_check { self.check_peer() } else { Wake::None }
     }
 
     /// Announces a sleep until the lane has space for a message of `bytes`, or, for `None`, until it is empty. Returns
@@ -998,6 +1022,36 @@ impl Producer {
         failpoint("producer closes: state");
         self.sleeper.close();
     }
+}
+
+/// After a record that ends at `end`: prefetches the cache lines for the next one of that size.
+#[inline(always)]
+fn prefetch_ahead(data: Data, end: u64, bytes: u64) {
+    let from = end + PREFETCH_AHEAD;
+    let to = from + record_bytes(bytes);
+    if bytes < SHARED_LINE_BYTES {
+        // The record before has prefetched the line up to here.
+        let last = from | 63;
+        if last < to {
+            data.prefetch_to_write(last + 1, to);
+        }
+    } else if bytes <= PREFETCH_BYTES_MAX {
+        // Up to the line's end: the steps begin anywhere in a line.
+        data.prefetch_to_write(from, to | 63);
+    }
+}
+
+/// Clears the header after the last record, before the record is published.
+#[inline(always)]
+fn clear(data: Data, end: u64) {
+    #[cfg(loom)]
+    if crate::edges::weakened("clear") {
+        return;
+    }
+    // Relaxed: the later release store, which publishes the record, orders it. [publish]
+    failpoint("clear: before");
+    data.header(end).store(0, Relaxed);
+    failpoint("clear: after");
 }
 
 /// # Safety

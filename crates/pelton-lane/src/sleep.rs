@@ -242,19 +242,23 @@ impl Waker {
         word
     }
 
-    /// Call this after a store that the peer may be waiting for. Returns whether the peer sleeps or has closed. If the
-    /// peer is awake, the usual case, this costs one load and one branch.
+    /// Call this after a store that the peer may be waiting for. Returns false if the peer is awake, the usual case:
+    /// that costs one load. Otherwise call [`Waker::peer_state`].
     #[inline(always)]
+    pub(crate) fn must_check(&self) -> bool {
+        light_barrier(); // [sleep]
+        // Relaxed: the barrier orders it.
+        (self.word().load(Relaxed) | self.forced_flags) & FLAGS != 0
+    }
+
+    /// Whether the peer sleeps or has closed. It loads the peer's word again: the later load decides, and a peer that
+    /// was found asleep and is now awake polls before its next sleep.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn peer_state(&mut self) -> PeerState {
         light_barrier(); // [sleep]
         // Relaxed: the barrier orders it.
-        let word = self.word().load(Relaxed);
-        if (word | self.forced_flags) & FLAGS == 0 { PeerState::Awake } else { self.peer_state_slow(word) }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn peer_state_slow(&mut self, mut word: u64) -> PeerState {
+        let mut word = self.word().load(Relaxed);
         if (word | self.forced_flags) & UNBARRIERED != 0 {
             full_fence("fence"); // [sleep]
             self.begin_fencing();

@@ -406,17 +406,14 @@ impl BroadcastConsumer {
         failpoint("broadcast release: before");
         self.page().number.store(self.number, RELEASE.store()); // [release]
         failpoint("broadcast release: after");
-        match self.waker.peer_state() {
-            PeerState::Awake => Wake::None,
-            state => self.handle_peer_state(state),
-        }
+        if self.waker.must_check() { self.check_peer() } else { Wake::None }
     }
 
-    /// Rings a producer that waits for this consumer, once it has released enough.
+    /// Whether to ring the producer: if it waits for this consumer, which has released enough.
     #[cold]
     #[inline(never)]
-    fn handle_peer_state(&mut self, state: PeerState) -> Wake {
-        let PeerState::Asleep(epoch) = state else { return Wake::None };
+    fn check_peer(&mut self) -> Wake {
+        let PeerState::Asleep(epoch) = self.waker.peer_state() else { return Wake::None };
         // Relaxed: after a stale load of either, the producer has not polled since it armed, so its poll finds this
         // release. [sleep]
         let producer = self.producer();

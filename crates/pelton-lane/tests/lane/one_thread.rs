@@ -9,10 +9,13 @@ use std::collections::VecDeque;
 enum Step {
     SendWithin { len: usize, bound: u64 },
     Send(usize),
+    SendFast(usize),
     Reserve { reserved: usize, committed: usize },
     Abort(usize),
     Batch(Vec<usize>),
     Receive,
+    ReceiveFast,
+    ReleaseFast,
     ReceiveAll,
     ReceiveBatch(usize),
     Hold,
@@ -23,12 +26,16 @@ fn step(max: usize) -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (0..=max).prop_map(Step::Send),
         4 => (0..=64usize).prop_map(Step::Send),
+        4 => (0..=max).prop_map(Step::SendFast),
+        3 => (0..=80usize).prop_map(Step::SendFast),
         3 => (0..=64usize, 64..4096u64).prop_map(|(len, bound)| Step::SendWithin { len, bound }),
         2 => (0..=max).prop_flat_map(|reserved| (Just(reserved), 0..=reserved))
             .prop_map(|(reserved, committed)| Step::Reserve { reserved, committed }),
         1 => (0..=max).prop_map(Step::Abort),
         2 => prop::collection::vec(0..=max / 4, 0..6).prop_map(Step::Batch),
         8 => Just(Step::Receive),
+        4 => Just(Step::ReceiveFast),
+        4 => Just(Step::ReleaseFast),
         1 => Just(Step::ReceiveAll),
         2 => (1..8usize).prop_map(Step::ReceiveBatch),
         2 => Just(Step::Hold),
@@ -58,6 +65,14 @@ fn run(capacity: u64, window: u64, first_seq: u32, steps: Vec<Step>) {
                     assert!(!waiting.is_empty() || !held.is_empty(), "an empty lane takes any message; {len} bytes");
                 }
             }
+            Step::SendFast(len) => {
+                number += 1;
+                let message = payload(number, len);
+                if producer.send_fast(&message).is_some() || send(&mut producer, &message) {
+                    waiting.push_back(message);
+                    committed += 1;
+                }
+            }
             Step::SendWithin { len, bound } => {
                 number += 1;
                 let message = payload(number, len);
@@ -79,7 +94,9 @@ fn run(capacity: u64, window: u64, first_seq: u32, steps: Vec<Step>) {
                 let message = payload(number, bytes);
                 if let Some(space) = producer.try_reserve(reserved as u64).unwrap() {
                     producer.copy_in(space, &message);
-                    let _ = producer.commit(space, bytes as u64);
+                    if producer.publish_fast(space, bytes as u64).is_none() {
+                        let _ = producer.commit(space, bytes as u64);
+                    }
                     waiting.push_back(message);
                     committed += 1;
                 }
@@ -112,6 +129,33 @@ fn run(capacity: u64, window: u64, first_seq: u32, steps: Vec<Step>) {
             }
             Step::Receive => {
                 assert_eq!(receive(&mut consumer), waiting.pop_front().inspect(|_| taken += 1));
+            }
+            Step::ReceiveFast => {
+                let mut copy = Vec::new();
+                // SAFETY: the vector has space for so many bytes.
+                let received = unsafe {
+                    consumer.receive_fast(|bytes| {
+                        copy.resize(bytes as usize, 0);
+                        std::ptr::NonNull::new(copy.as_mut_ptr())
+                    })
+                };
+                if let Some((record, _)) = received {
+                    assert_eq!(record.bytes, copy.len() as u64);
+                    assert_eq!(Some(copy), waiting.pop_front());
+                    taken += 1;
+                    assert!(held.is_empty(), "the head does not pass a held message");
+                }
+            }
+            Step::ReleaseFast => {
+                if let Some(record) = consumer.peek().unwrap() {
+                    assert_eq!(Some(bytes(&consumer, &record)), waiting.pop_front().as_deref());
+                    let released = consumer.release_fast(&record).is_some();
+                    assert!(held.is_empty() || !released, "the head does not pass a held message");
+                    if !released {
+                        let _ = consumer.release(&record);
+                    }
+                    taken += 1;
+                }
             }
             Step::ReceiveAll => {
                 while let Some(message) = receive(&mut consumer) {
@@ -168,6 +212,7 @@ fn run(capacity: u64, window: u64, first_seq: u32, steps: Vec<Step>) {
             assert_eq!(bytes(&consumer, record), *message, "a held message is not overwritten");
         }
         assert_eq!(consumer.end_of_committed().unwrap(), (producer.tail(), committed - taken));
+        assert_eq!(consumer.taken(), taken);
         // A recovery, which has only the data and the head, finds the same end, and the same floor if it still applies.
         let (head, (_, floor)) = (consumer.head(), producer.producer_page().tail_and_floor());
         let found = scan(&pages.memory.data, producer.message_bytes_max(), head, u64::MAX);
@@ -401,6 +446,70 @@ fn a_ticket_released_twice_panics() {
 }
 
 #[test]
+fn a_fast_path_refuses_what_it_cannot_check() {
+    let pages = Pages::new(4096, Position { offset: 0, seq: u32::MAX });
+    let (mut producer, mut consumer) = pages.attach();
+    assert!(producer.send_fast(b"first").is_none(), "the limit is not known yet");
+    assert!(send(&mut producer, b"first") && producer.send_fast(b"second").is_some());
+    let first = consumer.peek().unwrap().unwrap();
+    // SAFETY: no bytes are copied.
+    let refused = unsafe { consumer.receive_fast(|bytes| if bytes == 5 { None } else { panic!("{bytes} bytes") }) };
+    assert!(refused.is_none(), "there is no place for it");
+    let mut endless = first;
+    endless.bytes = u64::MAX - 30;
+    assert!(consumer.release_fast(&endless).is_none(), "an end that wraps around");
+    assert!(consumer.release_fast(&first).is_some() && consumer.release_fast(&first).is_none(), "it is released");
+    let second = consumer.peek().unwrap().unwrap();
+    assert_eq!((second.seq, bytes(&consumer, &second)), (1, &b"second"[..]));
+    let ticket = consumer.hold(&second);
+    assert!(producer.send_fast(b"third").is_some());
+    let third = consumer.peek().unwrap().unwrap();
+    assert!(consumer.release_fast(&third).is_none(), "one before it is held");
+    // SAFETY: no bytes are copied.
+    assert!(unsafe { consumer.receive_fast(|_| panic!("one before it is held")) }.is_none());
+    let _ = (consumer.release_held(ticket), consumer.release(&third));
+    assert_eq!((consumer.taken(), producer.refresh_head().unwrap()), (3, 0));
+
+    // So far into the lane that the largest message would end after it.
+    let max = producer.message_bytes_max();
+    assert!(send(&mut producer, &vec![0; max as usize]) && receive(&mut consumer).is_some());
+    assert!(send(&mut producer, b"at the cursor") && producer.tail().offset + record_bytes(max) > 4096 - 8);
+    let mut long = consumer.peek().unwrap().unwrap();
+    long.bytes = max;
+    assert!(consumer.release_fast(&long).is_none(), "an end outside of the data");
+    assert!(receive(&mut consumer).is_some());
+    let space = producer.try_reserve(100).unwrap().unwrap();
+    for (bytes, reserved) in [(101, space.bytes), (u64::MAX - 30, u64::MAX), (max + 1, 4000), (max, max)] {
+        let mut other = space;
+        other.bytes = reserved;
+        assert!(producer.publish_fast(other, bytes).is_none(), "{bytes} of {reserved} bytes");
+    }
+    assert!(producer.publish_fast(space, 100).is_some() && producer.publish_fast(space, 100).is_none());
+    let marked = producer.try_reserve_with_descriptors(3, 4).unwrap().unwrap();
+    assert!(producer.publish_fast(marked, 3).is_none(), "there are marks at the tail");
+    let _ = producer.commit(marked, 3);
+    assert_eq!(receive(&mut consumer).map(|message| message.len()), Some(100));
+    // SAFETY: no bytes are copied.
+    assert!(unsafe { consumer.receive_fast(|_| panic!("there are marks")) }.is_none());
+    assert_eq!(consumer.peek().unwrap().unwrap().descriptors, 4);
+}
+
+#[test]
+fn short_messages_of_every_size_are_copied_whole() {
+    let pages = Pages::new(1 << 16, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    for len in 0..=300 {
+        let message = payload(7, len);
+        assert!(producer.send_fast(&message).is_some() || send(&mut producer, &message));
+        let mut copy = vec![0xaa; len + 1];
+        let target = std::ptr::NonNull::new(copy.as_mut_ptr());
+        // SAFETY: the vector has space for the message, which has `len` bytes.
+        assert!(unsafe { consumer.receive_fast(|_| target) }.is_some());
+        assert_eq!((&copy[..len], copy[len]), (&message[..], 0xaa), "{len} bytes");
+    }
+}
+
+#[test]
 fn marks_travel_with_their_message() {
     let pages = Pages::new(4096, Position::START);
     let (mut producer, mut consumer) = pages.attach();
@@ -591,6 +700,44 @@ fn the_sleeping_side_is_rung_once_per_sleep() {
     let space = producer.try_reserve(1).unwrap().unwrap();
     assert_eq!(producer.commit(space, 1), Wake::None, "the receiver is awake");
     assert_eq!(producer.producer_page().wakes_sent(), 3);
+}
+
+#[test]
+fn each_fast_path_reports_a_peer_that_must_be_checked() {
+    let pages = Pages::new(4096, Position::START);
+    let (mut producer, mut consumer) = pages.attach();
+    let mut sleeper = sleeper_of(&pages, true);
+    assert!(send(&mut producer, b"sets the limit"));
+    for is_asleep in [false, true] {
+        if is_asleep {
+            sleeper.arm(|| ());
+        }
+        assert_eq!(producer.send_fast(b"one"), Some(is_asleep));
+        let space = producer.try_reserve(3).unwrap().unwrap();
+        assert_eq!(producer.publish_fast(space, 3), Some(is_asleep));
+        let space = producer.try_reserve(3).unwrap().unwrap();
+        assert_eq!(producer.publish(space, 3), is_asleep);
+    }
+    assert_eq!((producer.check_peer(), producer.check_peer()), (Wake::Ring, Wake::Rung));
+    sleeper.disarm();
+
+    while send(&mut producer, &[1; 100]) {}
+    let target = std::ptr::NonNull::from(&mut [0u8; 100]).cast();
+    for is_asleep in [false, true] {
+        if is_asleep {
+            assert!(producer.arm(None, || ()).unwrap());
+        }
+        // SAFETY: no message has more than 100 bytes.
+        let received = unsafe { consumer.receive_fast(|_| Some(target)) };
+        assert_eq!(received.map(|(_, must_check)| must_check), Some(is_asleep));
+        let record = consumer.peek().unwrap().unwrap();
+        assert_eq!(consumer.release_fast(&record), Some(is_asleep));
+    }
+    assert_eq!(consumer.check_peer(), Wake::None, "the producer waits until the lane is empty");
+    while let Some(record) = consumer.peek().unwrap() {
+        assert!(consumer.release_fast(&record).is_some());
+    }
+    assert_eq!(consumer.check_peer(), Wake::Ring);
 }
 
 #[test]
