@@ -583,8 +583,8 @@ impl Polled for Service {
         Ok(self.found.is_some())
     }
 
-    fn may_be_ready(&self) -> bool {
-        self.requests.has_messages() || self.shared.notified.is_set()
+    fn may_be_ready(&mut self) -> bool {
+        self.requests.has_messages_in_turn() || self.shared.notified.is_set()
     }
 
     fn spin(&mut self) -> &mut Spin {

@@ -368,6 +368,32 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_finds_a_lane_that_was_busy_lately_at_once_and_each_other_one_in_turn() {
+        let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+        let mut idle: Vec<_> = (0..200).map(|_| senders.sender().unwrap()).collect();
+        let receive = |receiver: &mut Receiver| assert!(receiver.try_receive().unwrap().is_some());
+        for sender in &mut idle {
+            sender.send(&[1]).unwrap();
+            receive(&mut receiver);
+        }
+        assert!((0..100).all(|_| !receiver.lanes.may_be_ready_in_turn()));
+        // The 16 that became idle last, and the current one.
+        for recent in &mut idle[183..] {
+            recent.send(&[2]).unwrap();
+            assert!(receiver.lanes.may_be_ready_in_turn());
+            receive(&mut receiver);
+        }
+        let mut most = 0;
+        for other in idle[..183].iter_mut().rev() {
+            other.send(&[3]).unwrap();
+            let calls = (1..=100).find(|_| receiver.lanes.may_be_ready_in_turn());
+            most = most.max(calls.expect("each lane has its turn"));
+            receive(&mut receiver);
+        }
+        assert!((2..=183usize.div_ceil(8)).contains(&most), "{most} calls, at most");
+    }
+
+    #[test]
     fn lane_numbers_wrap_and_skip_those_in_use() {
         let (senders, mut receiver) = Options::new().capacity(1 << 16).membership_events(true).gather().unwrap();
         let mut kept = vec![senders.sender().unwrap()];

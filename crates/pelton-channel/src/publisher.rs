@@ -882,7 +882,7 @@ impl Polled for Space<'_> {
         }
     }
 
-    fn may_be_ready(&self) -> bool {
+    fn may_be_ready(&mut self) -> bool {
         self.publisher.lane.may_be_ready()
     }
 

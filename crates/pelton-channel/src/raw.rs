@@ -405,6 +405,11 @@ impl Receiver {
         self.lanes.may_be_ready()
     }
 
+    /// The same for the polls of a wait: with many senders, each call checks a few of the idle ones, in turn.
+    pub fn has_messages_in_turn(&mut self) -> bool {
+        self.lanes.may_be_ready_in_turn()
+    }
+
     /// The limit of the memory for all senders, if there is one.
     pub fn budget(&self) -> Option<Arc<Budget>> {
         self.registry.as_ref().and_then(|registry| registry.budget())

@@ -403,8 +403,8 @@ impl Receiver {
             return self.peek();
         }
         // The fast path has just polled the header. Another poll would take the ownership of its cache line from the
-        // sender, which may be about to write there.
-        if !(self.is_usual() && self.lanes.is_one())
+        // sender, which may be about to write there. With several lanes, a poll of all would be slow: see `Lanes`.
+        if (!self.is_usual() || (!self.lanes.is_one() && self.lanes.may_be_ready_in_turn()))
             && let Some(item) = self.peek()?
         {
             return Ok(Some(item));
@@ -1064,8 +1064,8 @@ impl Polled for Receiver {
         Ok(self.peek()?.is_some())
     }
 
-    fn may_be_ready(&self) -> bool {
-        self.has_messages()
+    fn may_be_ready(&mut self) -> bool {
+        self.has_messages_in_turn()
     }
 
     fn spin(&mut self) -> &mut Spin {

@@ -1199,7 +1199,7 @@ impl Polled for FreeSpace<'_> {
         })
     }
 
-    fn may_be_ready(&self) -> bool {
+    fn may_be_ready(&mut self) -> bool {
         self.sender.parts.lane.may_be_ready()
     }
 

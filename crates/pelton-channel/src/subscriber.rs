@@ -437,7 +437,7 @@ impl Polled for Subscriber {
         })
     }
 
-    fn may_be_ready(&self) -> bool {
+    fn may_be_ready(&mut self) -> bool {
         self.parts.lane.may_be_ready()
     }
 

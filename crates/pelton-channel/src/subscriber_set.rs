@@ -435,8 +435,8 @@ impl Polled for SubscriberSet {
         self.each(Subscriber::poll_if_usable)
     }
 
-    fn may_be_ready(&self) -> bool {
-        self.members.iter().flatten().any(|member| member.may_be_ready())
+    fn may_be_ready(&mut self) -> bool {
+        self.members.iter_mut().flatten().any(|member| member.may_be_ready())
     }
 
     fn spin(&mut self) -> &mut Spin {

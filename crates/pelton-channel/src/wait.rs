@@ -144,8 +144,8 @@ impl Armed {
 pub trait Polled {
     /// Returns whether the condition holds. An error ends the wait, and the end of the channel is an error.
     fn poll(&mut self) -> Result<bool>;
-    /// Whether the condition may hold: a cheap hint, by one load.
-    fn may_be_ready(&self) -> bool;
+    /// Whether the condition may hold: a cheap hint. With many peers it may check a few of them at each call, in turn.
+    fn may_be_ready(&mut self) -> bool;
     /// The adaptive spin before a sleep.
     fn spin(&mut self) -> &mut Spin;
     /// The last ring of the peer that this side waits for, if there is one.
@@ -173,6 +173,9 @@ pub trait Side: Polled {
 
 /// Loads between two checks of the clock and of other reasons to end a wait, which cost as much as several loads.
 const LOADS_PER_CLOCK: u32 = 32;
+/// Rounds of so many loads from one check of the condition to the next, while the hint is not set. With a thousand
+/// senders a check loads the headers of all their lanes.
+const ROUNDS_PER_CHECK: u32 = 16;
 
 /// A busy-poll lasts at most this many times as long as a wake-up has taken lately. It is worth more than one wake-up:
 /// a side that does not sleep also spares its peer the ring.
@@ -341,16 +344,18 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
     let one_processor = side.spin().one_processor;
     if spins_only || !side.spin().shares_processor {
         let mut until = None;
+        let mut round = 0u32;
         loop {
-            if poll_repeatedly(side)? {
+            if poll_repeatedly(side, round)? {
                 return Ok(true);
             }
+            round = round.wrapping_add(1);
             // Reads the clock late: most waits end before.
             let now = Instant::now();
             let is_over = deadline.is_some_and(|deadline| now >= deadline);
             if spins_only {
                 if is_over {
-                    return Ok(false);
+                    return side.poll();
                 }
                 if side.is_peer_known_gone()? && (side.poll()? || side.end()?) {
                     return Ok(true);
@@ -367,7 +372,7 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
                     side.spin().has_failed();
                 }
                 if is_over {
-                    return Ok(false);
+                    return side.poll();
                 }
                 break;
             }
@@ -422,16 +427,16 @@ fn yield_once(side: &mut impl Polled) -> Result<bool> {
     Ok(holds)
 }
 
-/// Loads the hint `LOADS_PER_CLOCK` times, or until it is set; then checks the condition.
+/// A round of a busy-poll: loads the hint `LOADS_PER_CLOCK` times, or until it is set. Checks the condition if the hint
+/// is set, and in one round of `ROUNDS_PER_CHECK`. Not in the last one: the caller does.
 #[inline(always)]
-fn poll_repeatedly(side: &mut impl Polled) -> Result<bool> {
-    for _ in 0..LOADS_PER_CLOCK {
+fn poll_repeatedly(side: &mut impl Polled, round: u32) -> Result<bool> {
+    let mut polls = 0..LOADS_PER_CLOCK;
+    let may_be_ready = polls.any(|_| {
         os::relax();
-        if side.may_be_ready() {
-            break;
-        }
-    }
-    let holds = side.poll()?;
+        side.may_be_ready()
+    });
+    let holds = (may_be_ready || round % ROUNDS_PER_CHECK == ROUNDS_PER_CHECK - 1) && side.poll()?;
     if holds {
         side.spin().has_paid();
     }
@@ -458,17 +463,17 @@ pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<b
     let time = if most > BUSY_POLL { most.min(Duration::from_secs(86_400)) } else { time.min(most) };
     let time = time.max((time + Duration::from_nanos(bytes / BYTES_PER_NS)).min(BUSY_POLL_LARGE));
     let mut until = None;
-    loop {
-        if poll_repeatedly(side)? {
-            return Ok(true);
-        }
+    let mut round = 0u32;
+    while !poll_repeatedly(side, round)? {
         let now = Instant::now();
         // The condition may hold in the first polls, so the clock is read after them.
         if now >= *until.get_or_insert(now + time) {
             side.spin().has_failed();
-            return Ok(false);
+            return side.poll();
         }
+        round = round.wrapping_add(1);
     }
+    Ok(true)
 }
 
 #[cfg(test)]
@@ -576,7 +581,7 @@ mod tests {
             Ok(self.polls >= self.holds_from)
         }
 
-        fn may_be_ready(&self) -> bool {
+        fn may_be_ready(&mut self) -> bool {
             false
         }
 
@@ -604,6 +609,13 @@ mod tests {
         let mut side = counted(u64::MAX, false);
         assert!(!busy_poll(&mut side, BUSY_POLL, u64::MAX).unwrap());
         assert_eq!(side.spin.score, SCORE_FIRST - 2);
+    }
+
+    #[test]
+    fn the_last_round_of_a_busy_poll_checks_the_condition_though_no_hint_is_set() {
+        let mut side = counted(2, false);
+        assert!(busy_poll(&mut side, Duration::from_nanos(1), 0).unwrap());
+        assert_eq!(side.polls, 2);
     }
 
     #[test]

@@ -197,7 +197,7 @@ impl Polled for Engine {
     }
 
     /// The poll itself is about as cheap as a hint would be.
-    fn may_be_ready(&self) -> bool {
+    fn may_be_ready(&mut self) -> bool {
         true
     }
 

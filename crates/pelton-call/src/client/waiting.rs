@@ -66,7 +66,7 @@ impl Polled for Waiting<'_> {
         Ok(self.client.found.is_some())
     }
 
-    fn may_be_ready(&self) -> bool {
+    fn may_be_ready(&mut self) -> bool {
         let may_be_ready = |connection: &Connection| {
             connection.replies.has_messages()
                 || (self.space_wanted(connection).is_some() && connection.outbox.sender.may_be_ready())
