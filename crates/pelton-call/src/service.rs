@@ -14,7 +14,7 @@ use super::sessions::{SessionSlot, Sessions};
 use crate::body::{Body, Flag, RECORDS_PER_POLL};
 use pelton_channel::options::{Options, maker};
 use pelton_channel::raw::{
-    BUSY_POLL, Item, LastRing, Polled, Replies, Settings, Side, Spin, busy_poll, gather_with, wait,
+    BUSY_POLL, Item, LastRing, Polled, Polls, Replies, Settings, Side, Spin, busy_poll, gather_with, wait,
 };
 use pelton_channel::{Armed, Deadline, Error, Listener, Receiver, Result, Traceparent};
 use pelton_lane::Record;
@@ -209,7 +209,7 @@ impl Service {
     /// As [`Service::receive`].
     #[doc(hidden)]
     pub fn try_receive_none(&mut self) -> Result<Option<Request<'_>>> {
-        Ok(self.find_now(false)?.map(|found| self.give(found)))
+        Ok(self.find_now(false, Polls::All)?.map(|found| self.give(found)))
     }
 
     pub(super) fn shared(&self) -> &Arc<ServiceShared> {
@@ -305,12 +305,15 @@ impl Service {
     }
 
     fn find(&mut self, deadline: Deadline) -> Result<Option<Found>> {
-        if let Some(found) = self.find_now(true)? {
+        let deadline = deadline.until();
+        // A few lanes only, if a wait follows that begins with a busy-poll.
+        let busy_polls = deadline.is_some() && Polled::spin(self).first_polls() > 0;
+        if let Some(found) = self.find_now(true, if busy_polls { Polls::InTurn } else { Polls::All })? {
             return Ok(Some(found));
         }
-        let Some(deadline) = deadline.until() else { return Ok(None) };
+        let Some(deadline) = deadline else { return Ok(None) };
         while wait(self, deadline)? {
-            if let Some(found) = self.find_now(true)? {
+            if let Some(found) = self.find_now(true, Polls::All)? {
                 return Ok(Some(found));
             }
         }
@@ -332,7 +335,7 @@ impl Service {
     }
 
     /// The next request, if there is one now and the user takes it.
-    fn find_now(&mut self, takes: bool) -> Result<Option<Found>> {
+    fn find_now(&mut self, takes: bool, polls: Polls) -> Result<Option<Found>> {
         if self.found.is_some() {
             return Ok(self.found.take());
         }
@@ -344,7 +347,7 @@ impl Service {
             if !self.polled.is_empty() || self.shared.notified.is_set() {
                 self.poll_sessions()?;
             }
-            let record = match self.requests.find(Deadline::Now)? {
+            let record = match self.requests.find_now(polls)? {
                 Some(Item::Record(record)) => record,
                 Some(Item::Joined) => {
                     self.add_clients();
@@ -578,13 +581,20 @@ impl AsFd for Service {
 impl Polled for Service {
     fn poll(&mut self) -> Result<bool> {
         if self.found.is_none() {
-            self.found = self.find_now(true)?;
+            self.found = self.find_now(true, Polls::All)?;
+        }
+        Ok(self.found.is_some())
+    }
+
+    fn poll_in_turn(&mut self) -> Result<bool> {
+        if self.found.is_none() {
+            self.found = self.find_now(true, Polls::InTurn)?;
         }
         Ok(self.found.is_some())
     }
 
     fn may_be_ready(&mut self) -> bool {
-        self.requests.has_messages_in_turn() || self.shared.notified.is_set()
+        Polled::may_be_ready(&mut self.requests) || self.shared.notified.is_set()
     }
 
     fn spin(&mut self) -> &mut Spin {

@@ -342,6 +342,8 @@ impl Senders {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::Departure;
+    use crate::lanes::Polls;
 
     #[test]
     fn progress_counts_each_message_once_whatever_lane_is_current() {
@@ -367,30 +369,101 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_wait_finds_a_lane_that_was_busy_lately_at_once_and_each_other_one_in_turn() {
+    /// `count` senders with the numbers of their lanes, which are idle in this order; but the first one is current.
+    fn idle(count: usize) -> (Vec<Sender>, Vec<u32>, Receiver) {
         let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
-        let mut idle: Vec<_> = (0..200).map(|_| senders.sender().unwrap()).collect();
-        let receive = |receiver: &mut Receiver| assert!(receiver.try_receive().unwrap().is_some());
-        for sender in &mut idle {
-            sender.send(&[1]).unwrap();
-            receive(&mut receiver);
-        }
+        let mut kept: Vec<_> = (0..count).map(|_| senders.sender().unwrap()).collect();
+        let mut receive_one = |sender| {
+            send(sender);
+            receive(&mut receiver).unwrap()
+        };
+        let numbers = kept.iter_mut().map(&mut receive_one).collect();
+        assert_eq!(receive(&mut receiver), None);
+        (kept, numbers, receiver)
+    }
+
+    fn send(sender: &mut Sender) {
+        sender.send(&[1]).unwrap();
+    }
+
+    /// Receives a message, and returns its lane's number.
+    fn receive(receiver: &mut Receiver) -> Option<u32> {
+        receiver.try_receive().unwrap().map(|message| message.lane())
+    }
+
+    #[test]
+    fn the_polls_of_a_wait_find_lanes_that_were_busy_lately_at_once_and_each_other_one_in_turn() {
+        let (mut senders, _, mut receiver) = idle(200);
         assert!((0..100).all(|_| !receiver.lanes.may_be_ready_in_turn()));
-        // The 16 that became idle last, and the current one.
-        for recent in &mut idle[183..] {
-            recent.send(&[2]).unwrap();
+        // The 16 that became idle last.
+        for recent in &mut senders[184..] {
+            send(recent);
             assert!(receiver.lanes.may_be_ready_in_turn());
-            receive(&mut receiver);
+            assert!(receiver.peek(Polls::InTurn).unwrap().is_some());
+            assert!(receive(&mut receiver).is_some());
         }
         let mut most = 0;
-        for other in idle[..183].iter_mut().rev() {
-            other.send(&[3]).unwrap();
+        for other in senders[..184].iter_mut().rev() {
+            send(other);
             let calls = (1..=100).find(|_| receiver.lanes.may_be_ready_in_turn());
             most = most.max(calls.expect("each lane has its turn"));
-            receive(&mut receiver);
+            assert!(receive(&mut receiver).is_some());
         }
-        assert!((2..=183usize.div_ceil(8)).contains(&most), "{most} calls, at most");
+        assert!((2..=184usize.div_ceil(8)).contains(&most), "{most} calls, at most");
+    }
+
+    /// Each of `busy` senders sends again once the message after its own is received, so the receiver is never empty.
+    /// Returns how many messages of each were received in `rounds`, and how many before that of an idle lane.
+    fn alternating(idle_lanes: usize, busy: usize, rounds: usize) -> (Vec<usize>, usize) {
+        let (mut senders, numbers, mut receiver) = idle(idle_lanes + busy);
+        senders[idle_lanes..].iter_mut().for_each(send);
+        let (mut counts, mut before, mut due) = (vec![0; busy], None, None);
+        for round in 0..rounds {
+            if round == rounds / 2 {
+                send(&mut senders[0]);
+            }
+            let lane = receive(&mut receiver);
+            match numbers.iter().position(|number| Some(*number) == lane).unwrap().checked_sub(idle_lanes) {
+                Some(index) => {
+                    counts[index] += 1;
+                    if let Some(index) = due.replace(index) {
+                        send(&mut senders[idle_lanes + index]);
+                    }
+                }
+                None => before = Some(round - rounds / 2),
+            }
+        }
+        (counts, before.expect("the message of the idle lane comes too"))
+    }
+
+    #[test]
+    fn lanes_with_a_message_at_a_time_are_served_in_turn_and_delay_no_idle_one_for_long() {
+        for (idle_lanes, busy) in [(1, 2), (1, 3), (1, 8), (100, 2), (300, 8), (100, 40)] {
+            let (counts, before) = alternating(idle_lanes, busy, 6000);
+            let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+            // Those beyond 16 are polled in turn only.
+            let limit = if busy <= 16 { least + 1 } else { 2 * least };
+            assert!(*most <= limit, "{busy} busy lanes had {counts:?} messages");
+            let bound = 64 * (idle_lanes + busy).div_ceil(8) + busy;
+            assert!(before <= bound, "{before} messages came before that of an idle lane, at most {bound}");
+        }
+    }
+
+    #[test]
+    fn lanes_that_only_seem_ready_hide_no_message_of_another() {
+        let (mut senders, numbers, mut receiver) = idle(40);
+        send(&mut senders[0]);
+        // Two messages, of which the receiver has taken one, in lanes that broke the rules.
+        for (sender, number) in senders[35..39].iter_mut().zip(&numbers[35..]) {
+            (0..2).for_each(|_| send(sender));
+            let lane = receiver.lanes.find(*number).unwrap();
+            let record = lane.consumer.peek().unwrap().unwrap();
+            lane.consumer.take_chunk(&record, 1);
+            lane.end = Some(Departure::Corrupt);
+        }
+        assert_eq!(receive(&mut receiver), Some(numbers[0]));
+        assert_eq!(receive(&mut receiver), None);
+        assert!((0..100).all(|_| !receiver.lanes.may_be_ready_in_turn()));
     }
 
     #[test]

@@ -37,13 +37,26 @@ pub(crate) struct Lanes {
     placeholder: Option<Box<Lane>>,
     /// See [`Lanes::progress`]: without the messages of the current lane.
     progress: u64,
+    /// The progress at the last poll of idle lanes, in turn.
+    polled: u64,
 }
 
-/// Idle lanes to poll at the end of a quantum, and at each poll of a wait: the `RECENT` that became idle last, and
-/// `IDLE_POLLS` of the others, in turn. Few, so that a thousand idle lanes cost the busy ones almost nothing: each poll
-/// takes some 30 ns there, because it loads from another page.
+/// Which idle lanes a poll includes. That of an idle lane takes some 30 ns where there are a thousand, because it loads
+/// from a page of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Polls {
+    /// All, until one has a message.
+    All,
+    /// The lanes that became idle last, and a few others, in turn.
+    InTurn,
+}
+
+/// For a poll in turn: the lanes that became idle last, and the number of others.
 const RECENT: usize = 16;
-const IDLE_POLLS: usize = 8;
+const OTHERS: usize = 8;
+/// After this number of messages, of whatever lanes, idle lanes are polled in turn. That is a quantum: they would
+/// otherwise wait while others have one message at a time.
+const MESSAGES_PER_POLL: u64 = 64;
 
 /// The next item of all lanes. Each call returns the same event until [`Lanes::pass`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +80,7 @@ impl Lanes {
             leave: false,
             placeholder: None,
             progress: 0,
+            polled: 0,
         }
     }
 
@@ -136,38 +150,39 @@ impl Lanes {
     }
 
     /// Returns the next record or event of the current lane, or of the next lane that has one.
-    pub(crate) fn peek(&mut self) -> std::result::Result<Next, LaneError> {
-        // Bounded, because a hostile sender may clear the header that made its lane ready.
-        for _ in 0..=self.count() {
+    pub(crate) fn peek(&mut self, polls: Polls) -> std::result::Result<Next, LaneError> {
+        // The lanes that were empty here, the last ones of `idle`: none is visited twice, because a hostile sender may
+        // clear the header that made its lane ready, and set it again.
+        let mut empty = 0;
+        loop {
             match self.current.peek(self.leave) {
-                Ok(Next::Nothing) if self.switch() => {}
+                Ok(Next::Nothing) if self.switch(polls, empty) => empty += 1,
                 // Ends only that sender's lane.
                 Err(_) if self.leave => self.current.end = Some(Departure::Corrupt),
                 found => return found,
             }
         }
-        Ok(Next::Nothing)
     }
 
-    /// As [`Lanes::may_be_ready`], but of the lanes that have been idle for long, each call polls a few only, in turn.
-    /// Otherwise each poll of a wait beside a thousand idle lanes would take 20 µs.
+    /// As [`Lanes::may_be_ready`], but of the idle lanes it polls a few only, in turn. Also true if a sender has joined
+    /// or left; it ignores lanes that are paused.
     pub(crate) fn may_be_ready_in_turn(&mut self) -> bool {
         let leaves = self.leave;
         self.current.may_be_ready(leaves)
             || self.busy.iter().any(|lane| lane.may_be_ready(leaves))
-            || self.find_idle(&mut { IDLE_POLLS }).is_some()
+            || self.find_idle(&mut { OTHERS }, self.idle.len()).is_some()
     }
 
-    /// Returns the index of an idle lane that may be ready. Polls those that became idle last, then at most `polls`
-    /// others, in turn, and subtracts these from `polls`.
-    fn find_idle(&mut self, polls: &mut usize) -> Option<usize> {
-        let others = self.idle.len().saturating_sub(RECENT);
-        if let Some(index) = (others..self.idle.len()).rev().find(|index| self.idle[*index].may_be_ready(self.leave)) {
+    /// Returns the index of an idle lane that may be ready, among the first `count`. Polls the last `RECENT` of these,
+    /// the longest idle first, then at most `others` of the others, in turn, and subtracts them from `others`.
+    fn find_idle(&mut self, others: &mut usize, count: usize) -> Option<usize> {
+        let recent = count.saturating_sub(RECENT);
+        if let Some(index) = (recent..count).find(|index| self.idle[*index].may_be_ready(self.leave)) {
             return Some(index);
         }
-        for _ in 0..(*polls).min(others) {
-            *polls -= 1;
-            if self.next_idle >= others {
+        for _ in 0..(*others).min(recent) {
+            *others -= 1;
+            if self.next_idle >= recent {
                 self.next_idle = 0;
             }
             // A lane that is found remains the next one, so that the call that switches to it finds it at once.
@@ -179,19 +194,36 @@ impl Lanes {
         None
     }
 
-    /// Switches from the empty current lane to another that may be ready. Returns false if there is none.
-    fn switch(&mut self) -> bool {
+    /// Switches from the empty current lane to another that may be ready; not to the last `empty` idle ones. Returns
+    /// false if there is none.
+    fn switch(&mut self, polls: Polls, empty: usize) -> bool {
+        let count = self.idle.len() - empty;
+        if self.progress().wrapping_sub(self.polled) >= MESSAGES_PER_POLL {
+            self.poll_idle(count);
+        }
+        let count = self.idle.len() - empty;
+        let mut others = if polls == Polls::All { usize::MAX } else { OTHERS };
         let next = match self.busy.pop_front() {
             Some(next) => next,
-            None => match self.find_idle(&mut { usize::MAX }) {
-                // Keeps the order of the others.
+            // `remove` keeps the order of the others.
+            None => match self.find_idle(&mut others, count) {
                 Some(index) => self.idle.remove(index),
                 None => return false,
             },
         };
-        let empty = self.make_current(next);
-        self.idle.push(empty);
+        let before = self.make_current(next);
+        self.idle.push(before);
         true
+    }
+
+    /// Polls the first `count` idle lanes, in turn. Those that may be ready become busy.
+    fn poll_idle(&mut self, mut count: usize) {
+        self.polled = self.progress();
+        let mut others = OTHERS;
+        while let Some(index) = self.find_idle(&mut others, count) {
+            self.busy.push_back(self.idle.remove(index));
+            count -= 1;
+        }
     }
 
     /// Switches to lane `number`. Returns false if it does not exist.
@@ -209,10 +241,7 @@ impl Lanes {
 
     /// Ends the current lane's quantum: polls some idle lanes, and switches to the next busy one.
     pub(crate) fn end_quantum(&mut self) {
-        let mut polls = IDLE_POLLS;
-        while let Some(index) = self.find_idle(&mut polls) {
-            self.busy.push_back(self.idle.remove(index));
-        }
+        self.poll_idle(self.idle.len());
         if let Some(next) = self.busy.pop_front() {
             let before = self.make_current(next);
             self.busy.push_back(before);
@@ -342,8 +371,11 @@ impl Lane {
 
     /// Whether [`Lane::peek`] may return something.
     fn may_be_ready(&self, leaves: bool) -> bool {
-        let has_left = self.end.is_some() && !self.consumer.has_taken();
-        (self.consumer.may_be_ready() && !self.is_stalled()) || (leaves && (has_left || !self.is_announced))
+        if leaves && (!self.is_announced || (self.end.is_some() && !self.consumer.has_taken())) {
+            return true;
+        }
+        let is_corrupt = leaves && self.end == Some(Departure::Corrupt);
+        self.consumer.may_be_ready() && !self.is_stalled() && !is_corrupt
     }
 
     /// Whether the receiver does not serve this lane now. After the sender has left, it serves the remaining messages.

@@ -23,7 +23,7 @@ pub use crate::gather::{gather, gather_with};
 pub use crate::handshake::Replies;
 use crate::lane_id::LaneId;
 use crate::lanes::Lane;
-pub use crate::lanes::ReplyLane;
+pub use crate::lanes::{Polls, ReplyLane};
 pub use crate::memory::{Budget, Kept, LINK_BYTES_MIN, Share};
 pub use crate::name::Name;
 pub use crate::opening::{Waiter, in_call};
@@ -405,9 +405,16 @@ impl Receiver {
         self.lanes.may_be_ready()
     }
 
-    /// The same for the polls of a wait: with many senders, each call checks a few of the idle ones, in turn.
-    pub fn has_messages_in_turn(&mut self) -> bool {
-        self.lanes.may_be_ready_in_turn()
+    /// The next record or membership event, as [`Receiver::find`] without a wait, of the lanes that `polls` includes.
+    ///
+    /// # Errors
+    /// As [`Receiver::receive`].
+    #[inline(always)]
+    pub fn find_now(&mut self, polls: Polls) -> Result<Option<Item>> {
+        match self.peek_fast() {
+            Some(record) if !self.lanes.current.is_stalled() => Ok(Some(Item::Record(record))),
+            _ => self.peek(polls),
+        }
     }
 
     /// The limit of the memory for all senders, if there is one.
@@ -566,7 +573,7 @@ impl Receiver {
         bytes: u64,
         last_written: impl Fn(LaneId) -> Option<u32>,
     ) -> Result<Option<TakenChunk>> {
-        while let Some(item) = self.peek()? {
+        while let Some(item) = self.peek(Polls::All)? {
             let Item::Record(record) = item else {
                 self.pass();
                 continue;
@@ -704,7 +711,7 @@ impl Receiver {
     /// # Errors
     /// As [`Receiver::try_receive`].
     pub fn check_end(&mut self) -> Result<()> {
-        self.peek().map(|_| ())
+        self.peek(Polls::All).map(|_| ())
     }
 
     /// Waits until there is a message, as long as `deadline` states.

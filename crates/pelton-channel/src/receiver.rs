@@ -12,7 +12,7 @@ use crate::backoff::Backoff;
 use crate::counters::Counters;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
-use crate::lanes::{Lane, Lanes, Next, ReceiverParts};
+use crate::lanes::{Lane, Lanes, Next, Polls, ReceiverParts};
 use crate::lockstep::Lockstep;
 use crate::opening::{Resume, Resuming, Steps, Waiter, in_call};
 #[cfg(doc)]
@@ -397,15 +397,16 @@ impl Receiver {
     pub(crate) fn find_slow(&mut self, deadline: Deadline) -> Result<Option<Item>> {
         let page = self.lanes.current.consumer.consumer_page();
         probe!(pelton, receive, page.messages(), page.bytes());
-        let Some(deadline) = deadline.until() else { return self.peek() };
+        let Some(deadline) = deadline.until() else { return self.peek(Polls::All) };
         // One that has passed is no wait, so it has no part in the policy of waits.
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            return self.peek();
+            return self.peek(Polls::All);
         }
         // The fast path has just polled the header. Another poll would take the ownership of its cache line from the
-        // sender, which may be about to write there. With several lanes, a poll of all would be slow: see `Lanes`.
-        if (!self.is_usual() || (!self.lanes.is_one() && self.lanes.may_be_ready_in_turn()))
-            && let Some(item) = self.peek()?
+        // sender, which may be about to write there. Polls a few lanes only, if the wait then begins with a busy-poll.
+        let polls = if self.endpoint.spin.first_polls() > 0 { Polls::InTurn } else { Polls::All };
+        if !(self.is_usual() && self.lanes.is_one())
+            && let Some(item) = self.peek(polls)?
         {
             return Ok(Some(item));
         }
@@ -414,7 +415,7 @@ impl Receiver {
         if deadline.is_none() && self.must_yield() {
             let begun = Instant::now();
             std::thread::yield_now();
-            let found = self.peek()?;
+            let found = self.peek(Polls::All)?;
             self.lockstep.has_yielded(begun.elapsed(), found.is_some());
             if found.is_some() {
                 return Ok(found);
@@ -422,7 +423,7 @@ impl Receiver {
         }
         while wait::wait(self, deadline)? {
             // A hostile sender may have cleared the header that ended the wait.
-            if let Some(item) = self.peek()? {
+            if let Some(item) = self.peek(Polls::All)? {
                 return Ok(Some(item));
             }
         }
@@ -437,7 +438,7 @@ impl Receiver {
             && self.lockstep.must_yield(consumer.head().seq, consumer.taken_bytes())
     }
 
-    pub(crate) fn peek(&mut self) -> Result<Option<Item>> {
+    pub(crate) fn peek(&mut self, polls: Polls) -> Result<Option<Item>> {
         if self.slow_path_reasons != 0 && !self.endpoint.owner.is_forked() {
             self.release_returned();
             if std::mem::take(&mut self.is_quantum_over) {
@@ -452,7 +453,7 @@ impl Receiver {
         if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
-        match self.peek_in_turn()? {
+        match self.peek_lanes(polls)? {
             Some(item) => {
                 // This side is awake, so the senders need not ring. The descriptor stays readable until the next `arm`.
                 self.sleeper.disarm();
@@ -463,9 +464,9 @@ impl Receiver {
     }
 
     /// Returns the next record of the current lane, or of the next lane that has one; or a membership event.
-    fn peek_in_turn(&mut self) -> Result<Option<Item>> {
+    fn peek_lanes(&mut self, polls: Polls) -> Result<Option<Item>> {
         loop {
-            let event = match self.lanes.peek() {
+            let event = match self.lanes.peek(polls) {
                 Ok(Next::Record(record)) => return Ok(Some(Item::Record(record))),
                 Ok(Next::Nothing) => return Ok(None),
                 Ok(Next::Joined) => Item::Joined,
@@ -523,17 +524,17 @@ impl Receiver {
             return Ok(None);
         }
         // All messages that were committed before the end are visible now. [close]
-        match self.peek_in_turn()? {
+        match self.peek_lanes(Polls::All)? {
             Some(record) => Ok(Some(record)),
             None => self.none_or_end(),
         }
     }
 
-    /// As [`Receiver::peek_in_turn`], but first checks the registry.
+    /// As [`Receiver::peek_lanes`], but first checks the registry.
     fn check_registry_and_peek(&mut self) -> Result<Option<Item>> {
         self.lanes.current.link.note_check();
         self.find_lanes()?;
-        match self.peek_in_turn()? {
+        match self.peek_lanes(Polls::All)? {
             Some(record) => {
                 // A sender that joins or leaves may not have rung. This ring keeps the descriptor readable until the
                 // next `arm`.
@@ -1061,11 +1062,15 @@ impl AsFd for Receiver {
 
 impl Polled for Receiver {
     fn poll(&mut self) -> Result<bool> {
-        Ok(self.peek()?.is_some())
+        Ok(self.peek(Polls::All)?.is_some())
+    }
+
+    fn poll_in_turn(&mut self) -> Result<bool> {
+        Ok(self.peek(Polls::InTurn)?.is_some())
     }
 
     fn may_be_ready(&mut self) -> bool {
-        self.has_messages_in_turn()
+        self.lanes.may_be_ready_in_turn()
     }
 
     fn spin(&mut self) -> &mut Spin {
@@ -1108,7 +1113,7 @@ impl Side for Receiver {
             return Ok(false);
         }
         // The last sender may have committed messages before it left. [close]
-        if self.peek_in_turn()?.is_some() {
+        if self.peek_lanes(Polls::All)?.is_some() {
             return Ok(true);
         }
         self.note_end();

@@ -144,7 +144,12 @@ impl Armed {
 pub trait Polled {
     /// Returns whether the condition holds. An error ends the wait, and the end of the channel is an error.
     fn poll(&mut self) -> Result<bool>;
-    /// Whether the condition may hold: a cheap hint. With many peers it may check a few of them at each call, in turn.
+    /// As [`Polled::poll`], but with many idle peers it may check a few of them only, in turn. For a busy-poll, which
+    /// calls it again and again.
+    fn poll_in_turn(&mut self) -> Result<bool> {
+        self.poll()
+    }
+    /// Whether the condition may hold: a cheap hint. With many idle peers as [`Polled::poll_in_turn`].
     fn may_be_ready(&mut self) -> bool;
     /// The adaptive spin before a sleep.
     fn spin(&mut self) -> &mut Spin;
@@ -173,9 +178,6 @@ pub trait Side: Polled {
 
 /// Loads between two checks of the clock and of other reasons to end a wait, which cost as much as several loads.
 const LOADS_PER_CLOCK: u32 = 32;
-/// Rounds of so many loads from one check of the condition to the next, while the hint is not set. With a thousand
-/// senders a check loads the headers of all their lanes.
-const ROUNDS_PER_CHECK: u32 = 16;
 
 /// A busy-poll lasts at most this many times as long as a wake-up has taken lately. It is worth more than one wake-up:
 /// a side that does not sleep also spares its peer the ring.
@@ -344,12 +346,10 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
     let one_processor = side.spin().one_processor;
     if spins_only || !side.spin().shares_processor {
         let mut until = None;
-        let mut round = 0u32;
         loop {
-            if poll_repeatedly(side, round)? {
+            if poll_repeatedly(side)? {
                 return Ok(true);
             }
-            round = round.wrapping_add(1);
             // Reads the clock late: most waits end before.
             let now = Instant::now();
             let is_over = deadline.is_some_and(|deadline| now >= deadline);
@@ -427,16 +427,17 @@ fn yield_once(side: &mut impl Polled) -> Result<bool> {
     Ok(holds)
 }
 
-/// A round of a busy-poll: loads the hint `LOADS_PER_CLOCK` times, or until it is set. Checks the condition if the hint
-/// is set, and in one round of `ROUNDS_PER_CHECK`. Not in the last one: the caller does.
+/// Loads the hint `LOADS_PER_CLOCK` times, or until it is set; then checks the condition, in turn: the caller ends with
+/// a check of all.
 #[inline(always)]
-fn poll_repeatedly(side: &mut impl Polled, round: u32) -> Result<bool> {
-    let mut polls = 0..LOADS_PER_CLOCK;
-    let may_be_ready = polls.any(|_| {
+fn poll_repeatedly(side: &mut impl Polled) -> Result<bool> {
+    for _ in 0..LOADS_PER_CLOCK {
         os::relax();
-        side.may_be_ready()
-    });
-    let holds = (may_be_ready || round % ROUNDS_PER_CHECK == ROUNDS_PER_CHECK - 1) && side.poll()?;
+        if side.may_be_ready() {
+            break;
+        }
+    }
+    let holds = side.poll_in_turn()?;
     if holds {
         side.spin().has_paid();
     }
@@ -463,17 +464,21 @@ pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<b
     let time = if most > BUSY_POLL { most.min(Duration::from_secs(86_400)) } else { time.min(most) };
     let time = time.max((time + Duration::from_nanos(bytes / BYTES_PER_NS)).min(BUSY_POLL_LARGE));
     let mut until = None;
-    let mut round = 0u32;
-    while !poll_repeatedly(side, round)? {
+    loop {
+        if poll_repeatedly(side)? {
+            return Ok(true);
+        }
         let now = Instant::now();
         // The condition may hold in the first polls, so the clock is read after them.
         if now >= *until.get_or_insert(now + time) {
-            side.spin().has_failed();
-            return side.poll();
+            let holds = side.poll()?;
+            match holds {
+                true => side.spin().has_paid(),
+                false => side.spin().has_failed(),
+            }
+            return Ok(holds);
         }
-        round = round.wrapping_add(1);
     }
-    Ok(true)
 }
 
 #[cfg(test)]
@@ -567,10 +572,12 @@ mod tests {
         assert!(noted_since(Some(sender.last_ring()), since));
     }
 
-    /// A condition that holds from the poll of that number on, and counts the polls.
+    /// A condition that holds from the poll of that number on, and counts the polls. It is never found in turn, if it
+    /// `hides`.
     struct Counted {
         polls: u64,
         holds_from: u64,
+        hides: bool,
         spin: Spin,
         ring: Option<LastRing>,
     }
@@ -579,6 +586,10 @@ mod tests {
         fn poll(&mut self) -> Result<bool> {
             self.polls += 1;
             Ok(self.polls >= self.holds_from)
+        }
+
+        fn poll_in_turn(&mut self) -> Result<bool> {
+            if self.hides { Ok(false) } else { self.poll() }
         }
 
         fn may_be_ready(&mut self) -> bool {
@@ -596,7 +607,47 @@ mod tests {
 
     fn counted(holds_from: u64, one_processor: bool) -> Counted {
         let spin = Spin { one_processor, ..Spin::new(Wait::Block, None) };
-        Counted { polls: 0, holds_from, spin, ring: None }
+        Counted { polls: 0, holds_from, hides: false, spin, ring: None }
+    }
+
+    impl Side for Counted {
+        fn arm(&mut self) -> Result<bool> {
+            Ok(!self.poll()?)
+        }
+        fn disarm(&mut self) {}
+        fn end(&mut self) -> Result<bool> {
+            Ok(false)
+        }
+        fn needs_timed_wait(&self) -> bool {
+            false
+        }
+        fn sleep(&mut self, _deadline: Option<Instant>) -> Result<Ready> {
+            unreachable!("the deadline has passed, or the condition holds")
+        }
+        fn rung(&mut self, _alone: bool) -> Result<bool> {
+            Ok(false)
+        }
+        fn is_peer_known_gone(&mut self) -> Result<bool> {
+            Ok(false)
+        }
+    }
+
+    #[test]
+    fn every_busy_poll_ends_with_a_check_of_all_peers() {
+        let soon = || Some(Instant::now() + Duration::from_micros(1));
+        for kind in [Wait::Spin, Wait::Block] {
+            let mut side = Counted { hides: true, ..counted(1, false) };
+            side.spin.wait = kind;
+            assert!(wait(&mut side, soon()).unwrap(), "{kind:?} at the deadline");
+            let mut side = Counted { hides: true, ..counted(2, false) };
+            side.spin.wait = kind;
+            assert!(!wait(&mut side, soon()).unwrap());
+        }
+        let mut side = Counted { hides: true, ..counted(1, false) };
+        assert!(wait(&mut side, None).unwrap(), "it polls all before it sleeps");
+        let mut side = Counted { hides: true, ..counted(2, false) };
+        assert!(busy_poll(&mut side, Duration::from_nanos(1), 0).unwrap());
+        assert_eq!(side.spin.score, SCORE_FIRST + 1);
     }
 
     #[test]
@@ -609,13 +660,6 @@ mod tests {
         let mut side = counted(u64::MAX, false);
         assert!(!busy_poll(&mut side, BUSY_POLL, u64::MAX).unwrap());
         assert_eq!(side.spin.score, SCORE_FIRST - 2);
-    }
-
-    #[test]
-    fn the_last_round_of_a_busy_poll_checks_the_condition_though_no_hint_is_set() {
-        let mut side = counted(2, false);
-        assert!(busy_poll(&mut side, Duration::from_nanos(1), 0).unwrap());
-        assert_eq!(side.polls, 2);
     }
 
     #[test]

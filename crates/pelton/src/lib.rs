@@ -73,8 +73,8 @@
 //! lane: no sender waits for another, and the end of one affects no other. One wait and one descriptor serve all of
 //! them. A message has its sender's lane and process ([`Message::lane`], [`Message::peer`]). With
 //! [`Options::membership_events`] the receiver also reports when a sender joins or leaves. Lanes are served
-//! round-robin, at most 64 messages of one at a time. A lane that was idle waits at most one more round for each 8
-//! idle lanes; the 16 lanes that became idle last wait for one round only.
+//! round-robin, at most 64 messages of one at a time. Before a message of a lane that was idle come at most 64 messages
+//! of each busy lane, and 64 more for each 8 idle lanes.
 //! [`Options::gather`] does the same for threads, which make their senders by [`Senders`].
 //!
 //! # Publish and subscribe
