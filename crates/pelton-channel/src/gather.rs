@@ -373,13 +373,19 @@ mod tests {
     fn idle(count: usize) -> (Vec<Sender>, Vec<u32>, Receiver) {
         let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
         let mut kept: Vec<_> = (0..count).map(|_| senders.sender().unwrap()).collect();
-        let mut receive_one = |sender| {
-            send(sender);
-            receive(&mut receiver).unwrap()
-        };
-        let numbers = kept.iter_mut().map(&mut receive_one).collect();
-        assert_eq!(receive(&mut receiver), None);
+        let numbers = numbers(&mut kept, &mut receiver);
         (kept, numbers, receiver)
+    }
+
+    /// The numbers of their lanes, by a message of each.
+    fn numbers(senders: &mut [Sender], receiver: &mut Receiver) -> Vec<u32> {
+        let mut numbers = Vec::new();
+        for sender in senders {
+            send(sender);
+            numbers.push(receive(receiver).unwrap());
+        }
+        assert_eq!(receive(receiver), None);
+        numbers
     }
 
     fn send(sender: &mut Sender) {
@@ -450,20 +456,60 @@ mod tests {
     }
 
     #[test]
-    fn lanes_that_only_seem_ready_hide_no_message_of_another() {
+    fn a_flood_delays_no_idle_lane_beyond_the_bound() {
+        let mut most = 0;
+        for waiting in [0, 90, 180] {
+            let (mut senders, numbers, mut receiver) = idle(200);
+            (0..10).for_each(|_| send(&mut senders[199]));
+            send(&mut senders[waiting]);
+            let mut before = 0;
+            while receive(&mut receiver) != Some(numbers[waiting]) {
+                before += 1;
+                assert!(before <= 64 * (200usize.div_ceil(8) + 1), "so many messages came before that of {waiting}");
+                send(&mut senders[199]);
+            }
+            most = most.max(before);
+        }
+        assert!(most > 64, "{most}: a lane that has been idle for long waits for its turn");
+    }
+
+    #[test]
+    fn a_sender_that_joins_waits_for_a_bounded_number_of_messages_though_no_quantum_ends() {
+        let (senders, mut receiver) = Options::new().capacity(1 << 16).gather().unwrap();
+        let mut kept: Vec<_> = (0..40).map(|_| senders.sender().unwrap()).collect();
+        let numbers = numbers(&mut kept, &mut receiver);
+        kept.iter_mut().for_each(send);
+        let mut joined = senders.sender().unwrap();
+        send(&mut joined);
+        let (mut before, mut due) = (0, None);
+        loop {
+            let lane = receive(&mut receiver);
+            let Some(index) = numbers.iter().position(|number| Some(*number) == lane) else { break };
+            before += 1;
+            assert!(before <= 16 * 64 + 64 * 6 + 64, "so many messages came before that of the new sender");
+            if let Some(index) = due.replace(index) {
+                send(&mut kept[index]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_lane_that_broke_the_rules_seems_ready_only_when_its_end_can_be_reported() {
         let (mut senders, numbers, mut receiver) = idle(40);
-        send(&mut senders[0]);
-        // Two messages, of which the receiver has taken one, in lanes that broke the rules.
-        for (sender, number) in senders[35..39].iter_mut().zip(&numbers[35..]) {
+        // Two messages, of which the receiver has taken one.
+        for (sender, number) in senders[20..].iter_mut().zip(&numbers[20..]) {
             (0..2).for_each(|_| send(sender));
             let lane = receiver.lanes.find(*number).unwrap();
             let record = lane.consumer.peek().unwrap().unwrap();
             lane.consumer.take_chunk(&record, 1);
             lane.end = Some(Departure::Corrupt);
         }
-        assert_eq!(receive(&mut receiver), Some(numbers[0]));
-        assert_eq!(receive(&mut receiver), None);
         assert!((0..100).all(|_| !receiver.lanes.may_be_ready_in_turn()));
+        send(&mut senders[1]);
+        assert_eq!(receive(&mut receiver), Some(numbers[1]));
+        assert_eq!(receive(&mut receiver), None);
+        let _ = receiver.lanes.find(numbers[30]).unwrap().consumer.release_taken();
+        assert!((0..100).any(|_| receiver.lanes.may_be_ready_in_turn()));
     }
 
     #[test]

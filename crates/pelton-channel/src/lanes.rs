@@ -25,7 +25,8 @@ pub(crate) struct Lanes {
     pub(crate) current: Box<Lane>,
     /// Other lanes that had messages lately, in the order of their quanta.
     busy: VecDeque<Box<Lane>>,
-    /// Other lanes that were empty at the end of their last quantum, in the order in which they became idle.
+    /// Other lanes that were empty at the end of their last quantum, in the order in which they became idle, except
+    /// after [`Lanes::turn_to`].
     #[expect(clippy::vec_box, reason = "a lane moves between these lists as a pointer")]
     idle: Vec<Box<Lane>>,
     /// Index of the next idle lane to poll: they are polled in turn.
@@ -51,12 +52,12 @@ pub enum Polls {
     InTurn,
 }
 
+/// With several lanes, a lane's quantum ends at multiples of this number of messages. A guess: compared with the cost
+/// of so many messages, a switch is cheap.
+pub(crate) const QUANTUM: u32 = 64;
 /// For a poll in turn: the lanes that became idle last, and the number of others.
 const RECENT: usize = 16;
 const OTHERS: usize = 8;
-/// After this number of messages, of whatever lanes, idle lanes are polled in turn. That is a quantum: they would
-/// otherwise wait while others have one message at a time.
-const MESSAGES_PER_POLL: u64 = 64;
 
 /// The next item of all lanes. Each call returns the same event until [`Lanes::pass`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,16 +199,16 @@ impl Lanes {
     /// false if there is none.
     fn switch(&mut self, polls: Polls, empty: usize) -> bool {
         let count = self.idle.len() - empty;
-        if self.progress().wrapping_sub(self.polled) >= MESSAGES_PER_POLL {
+        // As at the end of a quantum: idle lanes would otherwise wait while others have a message at a time.
+        if self.progress().wrapping_sub(self.polled) >= QUANTUM.into() {
             self.poll_idle(count);
         }
         let count = self.idle.len() - empty;
         let mut others = if polls == Polls::All { usize::MAX } else { OTHERS };
         let next = match self.busy.pop_front() {
             Some(next) => next,
-            // `remove` keeps the order of the others.
             None => match self.find_idle(&mut others, count) {
-                Some(index) => self.idle.remove(index),
+                Some(index) => self.remove_idle(index),
                 None => return false,
             },
         };
@@ -216,12 +217,20 @@ impl Lanes {
         true
     }
 
-    /// Polls the first `count` idle lanes, in turn. Those that may be ready become busy.
+    /// Removes an idle lane, and keeps the order of the others and their turns.
+    fn remove_idle(&mut self, index: usize) -> Box<Lane> {
+        self.next_idle -= usize::from(index < self.next_idle);
+        self.idle.remove(index)
+    }
+
+    /// Polls the first `count` idle lanes, in turn. Those that may be ready become busy; for each of them, one more is
+    /// among those that became idle last.
     fn poll_idle(&mut self, mut count: usize) {
         self.polled = self.progress();
         let mut others = OTHERS;
         while let Some(index) = self.find_idle(&mut others, count) {
-            self.busy.push_back(self.idle.remove(index));
+            let ready = self.remove_idle(index);
+            self.busy.push_back(ready);
             count -= 1;
         }
     }

@@ -12,7 +12,7 @@ use crate::backoff::Backoff;
 use crate::counters::Counters;
 use crate::endpoint::{Departure, Endpoint};
 use crate::error::{Error, Result};
-use crate::lanes::{Lane, Lanes, Next, Polls, ReceiverParts};
+use crate::lanes::{Lane, Lanes, Next, Polls, QUANTUM, ReceiverParts};
 use crate::lockstep::Lockstep;
 use crate::opening::{Resume, Resuming, Steps, Waiter, in_call};
 #[cfg(doc)]
@@ -67,6 +67,8 @@ pub struct Receiver {
     is_event_pending: bool,
     /// The number of quanta so far: the registry is checked at intervals of it.
     quanta: u32,
+    /// [`Lanes::progress`] when the registry was checked because of that.
+    checked: u64,
     returned: Arc<Returned>,
     /// `None` in a receiver of requests: see decision 0021.
     backoff: Option<Backoff>,
@@ -76,9 +78,6 @@ pub struct Receiver {
     pub(crate) found: Record,
 }
 
-/// With several lanes, a lane's quantum ends at multiples of this number of messages. A guess: compared with the cost
-/// of so many messages, a switch is cheap.
-const QUANTUM: u32 = 64;
 /// Quanta between two checks of the registry, while the receiver always has messages.
 const QUANTA_PER_CHECK: u32 = 16;
 
@@ -116,6 +115,7 @@ impl Receiver {
             reports_events: false,
             is_event_pending: false,
             quanta: 0,
+            checked: 0,
             sleeper,
             endpoint,
             slow_path_reasons: 0,
@@ -450,6 +450,15 @@ impl Receiver {
                 self.lanes.end_quantum();
             }
         }
+        // No quantum ends while each of many lanes has a message at a time.
+        let progress = self.lanes.progress();
+        if progress.wrapping_sub(self.checked) >= u64::from(QUANTA_PER_CHECK * QUANTUM)
+            && self.registry.is_some()
+            && !self.endpoint.owner.is_forked()
+        {
+            self.checked = progress;
+            self.find_lanes()?;
+        }
         if !self.endpoint.owner.is_current() {
             return Err(self.not_usable());
         }
@@ -506,7 +515,7 @@ impl Receiver {
         }
     }
 
-    /// Checks for the end of the channel, after all lanes were found empty.
+    /// Checks for the end of the channel, after no message was found. Polls all lanes before it reports an end.
     fn peek_when_empty(&mut self) -> Result<Option<Item>> {
         // A caller may poll for ever without waiting. So this checks at intervals whether the senders are alive.
         self.empties = self.empties.wrapping_add(1);

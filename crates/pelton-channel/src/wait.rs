@@ -367,12 +367,15 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
             }
             let is_first = until.is_none();
             if is_over || now >= *until.get_or_insert(now + time) {
-                // The first polls alone say nothing.
-                if !is_first {
-                    side.spin().has_failed();
+                let holds = side.poll()?;
+                match holds {
+                    true => side.spin().has_paid(),
+                    // The first polls alone say nothing.
+                    false if is_first => {}
+                    false => side.spin().has_failed(),
                 }
-                if is_over {
-                    return side.poll();
+                if holds || is_over {
+                    return Ok(holds);
                 }
                 break;
             }
@@ -639,12 +642,14 @@ mod tests {
             let mut side = Counted { hides: true, ..counted(1, false) };
             side.spin.wait = kind;
             assert!(wait(&mut side, soon()).unwrap(), "{kind:?} at the deadline");
+            assert!(side.spin.score >= SCORE_FIRST);
             let mut side = Counted { hides: true, ..counted(2, false) };
             side.spin.wait = kind;
             assert!(!wait(&mut side, soon()).unwrap());
         }
         let mut side = Counted { hides: true, ..counted(1, false) };
         assert!(wait(&mut side, None).unwrap(), "it polls all before it sleeps");
+        assert_eq!(side.spin.score, SCORE_FIRST + 1);
         let mut side = Counted { hides: true, ..counted(2, false) };
         assert!(busy_poll(&mut side, Duration::from_nanos(1), 0).unwrap());
         assert_eq!(side.spin.score, SCORE_FIRST + 1);
