@@ -198,16 +198,14 @@ impl Lanes {
     /// Switches from the empty current lane to another that may be ready; not to the last `empty` idle ones. Returns
     /// false if there is none.
     fn switch(&mut self, polls: Polls, empty: usize) -> bool {
-        let count = self.idle.len() - empty;
         // As at the end of a quantum: idle lanes would otherwise wait while others have a message at a time.
         if self.progress().wrapping_sub(self.polled) >= QUANTUM.into() {
-            self.poll_idle(count);
+            self.poll_idle(self.idle.len() - empty);
         }
-        let count = self.idle.len() - empty;
         let mut others = if polls == Polls::All { usize::MAX } else { OTHERS };
         let next = match self.busy.pop_front() {
             Some(next) => next,
-            None => match self.find_idle(&mut others, count) {
+            None => match self.find_idle(&mut others, self.idle.len() - empty) {
                 Some(index) => self.remove_idle(index),
                 None => return false,
             },

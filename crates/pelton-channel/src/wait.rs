@@ -368,11 +368,11 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
             let is_first = until.is_none();
             if is_over || now >= *until.get_or_insert(now + time) {
                 let holds = side.poll()?;
-                match holds {
-                    true => side.spin().has_paid(),
+                if holds {
+                    side.spin().has_paid();
+                } else if !is_first {
                     // The first polls alone say nothing.
-                    false if is_first => {}
-                    false => side.spin().has_failed(),
+                    side.spin().has_failed();
                 }
                 if holds || is_over {
                     return Ok(holds);
@@ -475,9 +475,10 @@ pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<b
         // The condition may hold in the first polls, so the clock is read after them.
         if now >= *until.get_or_insert(now + time) {
             let holds = side.poll()?;
-            match holds {
-                true => side.spin().has_paid(),
-                false => side.spin().has_failed(),
+            if holds {
+                side.spin().has_paid();
+            } else {
+                side.spin().has_failed();
             }
             return Ok(holds);
         }
