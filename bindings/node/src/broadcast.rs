@@ -207,11 +207,10 @@ fn read_one(
 ) -> Result<i64> {
     let Some(delivery) = subscriber.try_receive().map_err(raise)? else { return Ok(-1) };
     let bytes = delivery.len();
-    let (Some(target), [size, ..], [number, missed, ..]) = (space.get_mut(..bytes), size, numbers) else {
+    let ([size, ..], [number, missed, ..], Some(_)) = (size, numbers, fast::copy(&delivery, space, 0)) else {
         delivery.keep();
         return Ok(-2 - bytes as i64);
     };
-    target.copy_from_slice(&delivery);
     (*size, *number, *missed) = (bytes as u32, delivery.number() as f64, delivery.missed() as f64);
     Ok(1)
 }

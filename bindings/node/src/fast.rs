@@ -137,7 +137,9 @@ impl<const N: usize> Arguments<N> {
 /// fit.
 #[inline]
 pub fn copy(bytes: &[u8], space: &mut [u8], used: usize) -> Option<usize> {
-    space.get_mut(used..)?.get_mut(..bytes.len())?.copy_from_slice(bytes);
+    let target = space.get_mut(used..)?.get_mut(..bytes.len())?;
+    // SAFETY: of the same length, and an exclusive slice overlaps no other.
+    unsafe { pelton::raw::copy(bytes.as_ptr(), target.as_mut_ptr(), bytes.len()) };
     Some((used + bytes.len()).next_multiple_of(8))
 }
 

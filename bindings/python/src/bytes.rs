@@ -11,6 +11,9 @@ use std::ptr;
 /// taking the GIL back from another thread.
 pub const WITHOUT_GIL: usize = 64 << 10;
 
+/// Up to this number of bytes Python copies as fast as [`copy`].
+const SMALL: usize = 2048;
+
 /// A bytes-like object, kept while its bytes are read.
 pub enum Payload<'py> {
     Bytes(Bound<'py, PyBytes>),
@@ -93,9 +96,14 @@ impl Target {
 pub unsafe fn copy(py: Python<'_>, payload: &[u8], target: *mut u8) {
     let address = target as usize;
     let write = || {
-        // SAFETY: the caller guarantees the space. `copy` and not `copy_nonoverlapping`: a view of the same lane may be
-        // the source.
-        unsafe { ptr::copy(payload.as_ptr(), address as *mut u8, payload.len()) }
+        let distance = payload.as_ptr().addr().abs_diff(address);
+        // SAFETY: the caller guarantees the space. They may overlap: a view of the same lane may be the source.
+        unsafe {
+            match distance < payload.len() {
+                true => ptr::copy(payload.as_ptr(), address as *mut u8, payload.len()),
+                false => pelton::raw::copy(payload.as_ptr(), address as *mut u8, payload.len()),
+            }
+        }
     };
     match payload.len() < WITHOUT_GIL {
         true => write(),
@@ -106,7 +114,7 @@ pub unsafe fn copy(py: Python<'_>, payload: &[u8], target: *mut u8) {
 /// A copy of the payload as `bytes`. Raises MemoryError, where `PyBytes::new` panics.
 #[inline]
 pub fn to_bytes<'py>(py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-    if payload.len() >= WITHOUT_GIL {
+    if payload.len() > SMALL {
         return large(py, payload);
     }
     // SAFETY: the source has so many bytes. An error of Python is returned as one.

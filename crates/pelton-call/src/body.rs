@@ -58,7 +58,11 @@ impl Body<'_> {
     pub(crate) fn into_vec(self) -> Vec<u8> {
         match self {
             Body::Owned(bytes) => bytes,
-            body => body.bytes().to_vec(),
+            body => {
+                let mut bytes = Vec::new();
+                body.copy_into(&mut bytes);
+                bytes
+            }
         }
     }
 }

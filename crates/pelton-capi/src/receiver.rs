@@ -397,7 +397,7 @@ entries! {
         }
         // SAFETY: the lane checked that so many bytes are there, and they are no more than the buffer's. The sender may
         // change them meanwhile; nothing reads them after the copy.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), buffer.as_mut_ptr().cast(), size) };
+        unsafe { pelton::raw::copy(data.as_ptr(), buffer.as_mut_ptr().cast(), size) };
         Ok(())
     }
 

@@ -57,10 +57,10 @@ pub use layout::{
     SEGMENT_BYTES, State, TRACE_BYTES, WINDOW, WIRE_VERSION, capacity_is_valid, fnv1a, message_bytes_limit,
     record_bytes, seq_after, traced_message_bytes_limit,
 };
-#[cfg(not(loom))]
-pub use memory::COPY_INLINE_MAX;
 #[cfg(loom)]
 pub use memory::LoomWord;
+#[cfg(not(loom))]
+pub use memory::{COPY_INLINE_MAX, copy};
 pub use memory::{Data, Memory};
 pub use producer::{Batch, Producer, ReservedSpace};
 pub use sleep::{Sleeper, Wake, Waker};

@@ -138,13 +138,13 @@ impl Data {
 pub const COPY_INLINE_MAX: usize = 64;
 
 /// Copies without overlap. A call to `memcpy` costs as much as a short copy. So a short copy is two loads and two
-/// stores that overlap in the middle.
+/// stores that overlap in the middle. A long one avoids the slow case of [`is_rep_movsb_slow`].
 ///
 /// # Safety
 /// As for `copy_nonoverlapping`.
 #[cfg(not(loom))]
 #[inline(always)]
-unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     /// Copies `bytes` as two halves of type `T`, which may overlap.
     ///
     /// # Safety
@@ -174,7 +174,11 @@ unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
         } else if (8..=15).contains(&bytes) {
             halves::<u64>(from, to, bytes);
         } else if bytes > COPY_INLINE_MAX {
-            core::ptr::copy_nonoverlapping(from, to, bytes);
+            if bytes > PIECE && is_rep_movsb_slow(from, to) {
+                copy_pieces(from, to, bytes);
+            } else {
+                core::ptr::copy_nonoverlapping(from, to, bytes);
+            }
         } else if bytes >= 4 {
             halves::<u32>(from, to, bytes);
         } else if bytes > 0 {
@@ -183,6 +187,33 @@ unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
             to.add(bytes / 2).write(middle);
             to.add(bytes - 1).write(high);
         }
+    }
+}
+
+/// Copies of up to this many bytes use no `rep movsb`: glibc's `memcpy` uses it from 2,112 bytes on.
+#[cfg(not(loom))]
+const PIECE: usize = 2048;
+
+/// Whether `rep movsb` takes 17 to 27 times as long for these addresses. On AMD's Zen 3 it does if the target is 1 to
+/// 31 bytes above the source, modulo 4096. That is usual: the payload is 8 or 32 bytes after the front of a page, and
+/// the program's buffer at the front of one, or 16 bytes after it (docs/decisions/0053-slow-rep-movsb.md).
+#[cfg(not(loom))]
+#[inline(always)]
+fn is_rep_movsb_slow(from: *const u8, to: *mut u8) -> bool {
+    cfg!(target_arch = "x86_64") && (1..32).contains(&(to.addr().wrapping_sub(from.addr()) % 4096))
+}
+
+/// Copies by pieces that are too short for `rep movsb`.
+///
+/// # Safety
+/// As for `copy_nonoverlapping`.
+#[cfg(not(loom))]
+#[cold]
+#[inline(never)]
+unsafe fn copy_pieces(from: *const u8, to: *mut u8, bytes: usize) {
+    for at in (0..bytes).step_by(PIECE) {
+        // SAFETY: the caller guarantees both buffers, and each piece lies within `bytes`.
+        unsafe { core::ptr::copy_nonoverlapping(from.add(at), to.add(at), PIECE.min(bytes - at)) };
     }
 }
 
@@ -328,4 +359,32 @@ impl Data {
 pub(crate) unsafe fn field<P, F>(page: NonNull<P>, pick: impl FnOnce(*mut P) -> *mut F) -> NonNull<F> {
     // SAFETY: the caller guarantees that `pick` returns an address inside the page, which is not null.
     unsafe { NonNull::new_unchecked(pick(page.as_ptr())) }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::{COPY_INLINE_MAX, PIECE, copy, is_rep_movsb_slow};
+
+    /// Distances of the two buffers, modulo a page, around those with a slow `rep movsb`; sizes around each limit.
+    #[test]
+    fn a_copy_is_exact_at_all_distances_of_the_buffers() {
+        const PAGE: usize = 4096;
+        let sizes = [0, 1, COPY_INLINE_MAX, COPY_INLINE_MAX + 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 7];
+        let source: Vec<u8> = (0..4 * PAGE).map(|i| (i % 251) as u8).collect();
+        let mut target = vec![0; 6 * PAGE];
+        let mut slow = 0;
+        for distance in (0..40).chain(PAGE - 40..PAGE) {
+            for bytes in sizes {
+                // The first place in the target at that distance, after at least 8 bytes that stay.
+                let at = 8 + (source.as_ptr().addr() + distance).wrapping_sub(target.as_ptr().addr() + 8) % PAGE;
+                target.fill(0xee);
+                // SAFETY: both vectors have so many bytes at these places.
+                unsafe { copy(source.as_ptr(), target.as_mut_ptr().add(at), bytes) };
+                assert!(target[at..at + bytes] == source[..bytes], "{bytes} bytes at a distance of {distance}");
+                assert!(target[..at].iter().chain(&target[at + bytes..]).all(|byte| *byte == 0xee), "{bytes} bytes");
+                slow += usize::from(is_rep_movsb_slow(source.as_ptr(), target.as_mut_ptr().wrapping_add(at)));
+            }
+        }
+        assert_eq!(slow, if cfg!(target_arch = "x86_64") { 31 * sizes.len() } else { 0 });
+    }
 }
