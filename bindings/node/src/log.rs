@@ -10,7 +10,8 @@ use std::sync::{PoisonError, RwLock};
 const QUEUED_MAX: usize = 256;
 
 /// Weak: it does not keep the process alive. Any thread may call it, and does not wait for the loop.
-type Function = ThreadsafeFunction<FnArgs<(String, String)>, (), FnArgs<(String, String)>, Status, false, true, QUEUED_MAX>;
+type Function =
+    ThreadsafeFunction<FnArgs<(String, String)>, (), FnArgs<(String, String)>, Status, false, true, QUEUED_MAX>;
 
 static FUNCTION: RwLock<Option<Function>> = RwLock::new(None);
 

@@ -74,7 +74,11 @@ impl Message {
     /// The bytes, copied.
     #[napi]
     pub fn copy(&self) -> Buffer {
-        self.held.borrow().as_ref().map(|held| held.to_vec()).unwrap_or_default().into()
+        let mut bytes = Vec::new();
+        if let Some(held) = self.held.borrow().as_ref() {
+            pelton::raw::append(held, &mut bytes);
+        }
+        bytes.into()
     }
 
     /// Detaches the ArrayBuffer, and releases the message. One whose memory was moved by `transfer` stays held, until

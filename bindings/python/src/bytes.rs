@@ -96,18 +96,27 @@ impl Target {
 pub unsafe fn copy(py: Python<'_>, payload: &[u8], target: *mut u8) {
     let address = target as usize;
     let write = || {
-        let distance = payload.as_ptr().addr().abs_diff(address);
-        // SAFETY: the caller guarantees the space. They may overlap: a view of the same lane may be the source.
-        unsafe {
-            match distance < payload.len() {
-                true => ptr::copy(payload.as_ptr(), address as *mut u8, payload.len()),
-                false => pelton::raw::copy(payload.as_ptr(), address as *mut u8, payload.len()),
-            }
-        }
+        // SAFETY: the caller guarantees the space.
+        unsafe { copy_with_gil(payload, address as *mut u8) }
     };
     match payload.len() < WITHOUT_GIL {
         true => write(),
         false => py.detach(write),
+    }
+}
+
+/// As [`copy`], whatever the size. The two may overlap: a view of the same lane may be the source.
+///
+/// # Safety
+/// As for [`copy`].
+pub unsafe fn copy_with_gil(payload: &[u8], target: *mut u8) {
+    let overlap = payload.as_ptr().addr().abs_diff(target.addr()) < payload.len();
+    // SAFETY: the caller guarantees the space.
+    unsafe {
+        match overlap {
+            true => ptr::copy(payload.as_ptr(), target, payload.len()),
+            false => pelton::raw::copy(payload.as_ptr(), target, payload.len()),
+        }
     }
 }
 
@@ -130,7 +139,7 @@ pub fn empty_list(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
     unsafe { Ok(Bound::from_owned_ptr_or_err(py, ffi::PyList_New(0))?.cast_into_unchecked()) }
 }
 
-#[cold]
+#[inline(never)]
 fn large<'py>(py: Python<'py>, payload: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
     // SAFETY: a NULL source makes bytes of that size, which nobody else knows until they are returned: they may be
     // written. An error of Python is returned as one.

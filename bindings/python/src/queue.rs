@@ -146,7 +146,7 @@ impl Block {
         // SAFETY: the layout has at least one byte.
         let start = NonNull::new(unsafe { alloc(layout) }).ok_or_else(no_memory)?;
         // SAFETY: the allocation is new, and large enough.
-        unsafe { start.as_ptr().copy_from_nonoverlapping(message.as_ptr(), message.len()) };
+        unsafe { pelton::raw::copy(message.as_ptr(), start.as_ptr(), message.len()) };
         Ok(Block { start, layout })
     }
 }

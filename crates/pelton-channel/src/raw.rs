@@ -38,7 +38,7 @@ use crate::traceparent::Traceparent;
 pub use crate::transport::SharedLiveness;
 use crate::wait::Deadline;
 pub use crate::wait::{BUSY_POLL, Polled, Side, Spin, busy_poll, wait};
-pub use pelton_lane::{COPY_INLINE_MAX, LastRing, Record, ReservedSpace, copy};
+pub use pelton_lane::{COPY_INLINE_MAX, LastRing, Record, ReservedSpace, append, copy};
 use pelton_lane::{Chunk, Wake};
 use pelton_os::Peer;
 use std::ptr::NonNull;

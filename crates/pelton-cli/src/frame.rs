@@ -22,13 +22,13 @@ impl Framing {
     pub fn write(self, message: &[u8], out: &mut Vec<u8>) {
         match self {
             Framing::Lines => {
-                out.extend_from_slice(message);
+                pelton::raw::append(message, out);
                 out.push(b'\n');
             }
             Framing::Len32 => {
                 let length = u32::try_from(message.len()).expect("a message is at most u32::MAX bytes");
                 out.extend_from_slice(&length.to_le_bytes());
-                out.extend_from_slice(message);
+                pelton::raw::append(message, out);
             }
         }
     }

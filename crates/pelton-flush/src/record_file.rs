@@ -442,7 +442,7 @@ impl RecordFile {
         let foreign = || chunks.iter().filter(|chunk| is_foreign(chunk, self.uid));
         let bytes = foreign().map(|chunk| chunk.bytes().len()).sum();
         self.copies.try_reserve(bytes).map_err(|_| Errno::NOMEM)?;
-        foreign().for_each(|chunk| self.copies.extend_from_slice(chunk.bytes()));
+        foreign().for_each(|chunk| pelton_lane::append(chunk.bytes(), &mut self.copies));
         let mut copies = &self.copies[..];
         let bytes_of: Vec<&[u8]> = (chunks.iter())
             .map(|chunk| match is_foreign(chunk, self.uid) {

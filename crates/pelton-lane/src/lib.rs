@@ -60,7 +60,7 @@ pub use layout::{
 #[cfg(loom)]
 pub use memory::LoomWord;
 #[cfg(not(loom))]
-pub use memory::{COPY_INLINE_MAX, copy};
+pub use memory::{COPY_INLINE_MAX, append, copy};
 pub use memory::{Data, Memory};
 pub use producer::{Batch, Producer, ReservedSpace};
 pub use sleep::{Sleeper, Wake, Waker};

@@ -174,7 +174,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
         } else if (8..=15).contains(&bytes) {
             halves::<u64>(from, to, bytes);
         } else if bytes > COPY_INLINE_MAX {
-            if bytes > PIECE && is_rep_movsb_slow(from, to) {
+            if is_by_pieces(from, to, bytes) {
                 copy_pieces(from, to, bytes);
             } else {
                 core::ptr::copy_nonoverlapping(from, to, bytes);
@@ -190,17 +190,23 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Copies of up to this many bytes use no `rep movsb`: glibc's `memcpy` uses it from 2,112 bytes on.
+/// glibc copies with `rep movsb` from 2,112 bytes on, and on AMD up to the size of the second-level cache: no more than
+/// these.
 #[cfg(not(loom))]
 const PIECE: usize = 2048;
+#[cfg(not(loom))]
+const REP_MOVSB_MAX: usize = 1 << 20;
 
-/// Whether `rep movsb` takes 17 to 27 times as long for these addresses. On AMD's Zen 3 it does if the target is 1 to
-/// 31 bytes above the source, modulo 4096. That is usual: the payload is 8 or 32 bytes after the front of a page, and
-/// the program's buffer at the front of one, or 16 bytes after it (docs/decisions/0053-slow-rep-movsb.md).
+/// Whether to avoid `rep movsb`. On AMD's Zen 3 it takes 17 to 27 times as long if the target is 1 to 31 bytes above
+/// the source, modulo 4096. That is usual: the payload is 8 or 32 bytes after the front of a page, and the program's
+/// buffer at the front of one, or 16 bytes after it (docs/decisions/0053-slow-rep-movsb.md).
 #[cfg(not(loom))]
 #[inline(always)]
-fn is_rep_movsb_slow(from: *const u8, to: *mut u8) -> bool {
-    cfg!(target_arch = "x86_64") && (1..32).contains(&(to.addr().wrapping_sub(from.addr()) % 4096))
+fn is_by_pieces(from: *const u8, to: *mut u8, bytes: usize) -> bool {
+    cfg!(target_arch = "x86_64")
+        && bytes > PIECE
+        && bytes <= REP_MOVSB_MAX
+        && (1..32).contains(&(to.addr().wrapping_sub(from.addr()) % 4096))
 }
 
 /// Copies by pieces that are too short for `rep movsb`.
@@ -214,6 +220,18 @@ unsafe fn copy_pieces(from: *const u8, to: *mut u8, bytes: usize) {
     for at in (0..bytes).step_by(PIECE) {
         // SAFETY: the caller guarantees both buffers, and each piece lies within `bytes`.
         unsafe { core::ptr::copy_nonoverlapping(from.add(at), to.add(at), PIECE.min(bytes - at)) };
+    }
+}
+
+/// Appends `bytes` to `target` by [`copy`].
+#[cfg(not(loom))]
+pub fn append(bytes: &[u8], target: &mut alloc::vec::Vec<u8>) {
+    let before = target.len();
+    target.reserve(bytes.len());
+    // SAFETY: `reserve` has made the space, which no other slice overlaps; the copy initialises it.
+    unsafe {
+        copy(bytes.as_ptr(), target.as_mut_ptr().add(before), bytes.len());
+        target.set_len(before + bytes.len());
     }
 }
 
@@ -363,16 +381,18 @@ pub(crate) unsafe fn field<P, F>(page: NonNull<P>, pick: impl FnOnce(*mut P) -> 
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::{COPY_INLINE_MAX, PIECE, copy, is_rep_movsb_slow};
+    use super::{COPY_INLINE_MAX, PIECE, REP_MOVSB_MAX, append, copy, is_by_pieces};
+
+    const PAGE: usize = 4096;
+    /// Longer copies use `rep movsb`.
+    const _: () = assert!(PIECE < 2112);
 
     /// Distances of the two buffers, modulo a page, around those with a slow `rep movsb`; sizes around each limit.
     #[test]
     fn a_copy_is_exact_at_all_distances_of_the_buffers() {
-        const PAGE: usize = 4096;
         let sizes = [0, 1, COPY_INLINE_MAX, COPY_INLINE_MAX + 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 7];
         let source: Vec<u8> = (0..4 * PAGE).map(|i| (i % 251) as u8).collect();
         let mut target = vec![0; 6 * PAGE];
-        let mut slow = 0;
         for distance in (0..40).chain(PAGE - 40..PAGE) {
             for bytes in sizes {
                 // The first place in the target at that distance, after at least 8 bytes that stay.
@@ -382,9 +402,33 @@ mod tests {
                 unsafe { copy(source.as_ptr(), target.as_mut_ptr().add(at), bytes) };
                 assert!(target[at..at + bytes] == source[..bytes], "{bytes} bytes at a distance of {distance}");
                 assert!(target[..at].iter().chain(&target[at + bytes..]).all(|byte| *byte == 0xee), "{bytes} bytes");
-                slow += usize::from(is_rep_movsb_slow(source.as_ptr(), target.as_mut_ptr().wrapping_add(at)));
             }
         }
-        assert_eq!(slow, if cfg!(target_arch = "x86_64") { 31 * sizes.len() } else { 0 });
+    }
+
+    /// Nothing reads or writes these addresses.
+    #[test]
+    fn only_a_long_copy_to_a_little_above_its_source_is_by_pieces() {
+        let is = |distance: usize, bytes| {
+            let from = 3 * PAGE + 8;
+            is_by_pieces(std::ptr::without_provenance(from), std::ptr::without_provenance_mut(from + distance), bytes)
+        };
+        for distance in 0..PAGE {
+            let is_slow = cfg!(target_arch = "x86_64") && (1..=31).contains(&distance);
+            for bytes in [PIECE + 1, REP_MOVSB_MAX] {
+                assert_eq!(is(distance, bytes), is_slow, "{bytes} bytes at a distance of {distance}");
+                assert_eq!(is(7 * PAGE + distance, bytes), is_slow);
+            }
+            assert!(!is(distance, PIECE) && !is(distance, REP_MOVSB_MAX + 1), "at a distance of {distance}");
+        }
+    }
+
+    #[test]
+    fn appended_bytes_follow_the_others() {
+        let mut all = b"one".to_vec();
+        append(b" two", &mut all);
+        append(b"", &mut all);
+        append(&[b'3'; 5000], &mut all);
+        assert!(all.starts_with(b"one two333") && all.len() == 5007 && all[7..].iter().all(|byte| *byte == b'3'));
     }
 }
