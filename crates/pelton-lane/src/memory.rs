@@ -138,7 +138,7 @@ impl Data {
 pub const COPY_INLINE_MAX: usize = 64;
 
 /// Copies without overlap. A call to `memcpy` costs as much as a short copy. So a short copy is two loads and two
-/// stores that overlap in the middle. A long one avoids the slow case of [`is_rep_movsb_slow`].
+/// stores that overlap in the middle. A long one avoids a slow case of `rep movsb`.
 ///
 /// # Safety
 /// As for `copy_nonoverlapping`.
