@@ -284,6 +284,11 @@ static SYSTEMS: &[System] = &[
         only: &["stream"],
         ..LISP
     },
+    System {
+        name: "pelton-sbcl-reserved",
+        about: "pelton by a program in SBCL that writes each message in place",
+        ..LISP
+    },
     System { name: "sbcl-mutex", about: "in SBCL: one buffer for all threads, behind a lock", ..LISP },
     System {
         name: "sbcl-compare-and-swap",

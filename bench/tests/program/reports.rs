@@ -439,7 +439,7 @@ fn every_system_in_lisp_flushes_each_message_once() {
     }
     // Several buffers, and one that is never full.
     for (threads, count) in [(3, 100000), (2, 1)] {
-        let systems = "pelton-sbcl,sbcl-mutex,sbcl-compare-and-swap";
+        let systems = "pelton-sbcl,pelton-sbcl-reserved,sbcl-mutex,sbcl-compare-and-swap";
         measured(&format!("append --threads {threads} --count {count} --runs 1 --systems {systems}"), RATES);
     }
 }

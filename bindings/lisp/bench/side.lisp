@@ -1,6 +1,7 @@
 ;;;; One side of a workload in SBCL: `sbcl --script side.lisp JOB...`, started and ordered like any other side.
 ;;;;
-;;;;   append SYSTEM THREADS SIZE CHECKED PASS...       SYSTEM: pelton-sbcl, sbcl-mutex, sbcl-compare-and-swap
+;;;;   append SYSTEM THREADS SIZE CHECKED PASS...       SYSTEM: pelton-sbcl, pelton-sbcl-reserved,
+;;;;                                                    sbcl-mutex, sbcl-compare-and-swap
 ;;;;   sender NAME WAIT CAPACITY SIZE PASS...
 ;;;;   receiver NAME WAIT CAPACITY SIZE PASS...
 ;;;;
@@ -207,14 +208,21 @@
   "Returns the function that does it, with the buffers allocated."
   (declare (type (unsigned-byte 16) threads size) (type count* count) (type function sink))
   (ecase system
-    (:pelton-sbcl
+    ((:pelton-sbcl :pelton-sbcl-reserved)
      (let ((appenders (pelton:open-appenders (lambda (chunks)
                                                (pelton:do-chunks ((sap bytes :messages messages) chunks)
                                                                  (funcall sink sap bytes messages)))
-                                             :flush-bytes +buffer+)))
+                                             :flush-bytes +buffer+))
+           (words (floor size 8)))
        (lambda ()
          (each-thread (thread threads)
-           (messages (n thread message count size numbered) (pelton:append-message appenders message)))
+           (if (eq system :pelton-sbcl)
+               (messages (n thread message count size numbered) (pelton:append-message appenders message))
+               (messages (n thread message count size numbered)
+                         (pelton:with-reserved ((sap space) appenders size)
+                           (declare (ignore space))
+                           (dotimes (word words)
+                             (setf (sap-ref-64 sap (* 8 word)) (sb-kernel:%vector-raw-bits message word)))))))
          (pelton:sync appenders)
          (pelton:close-handle appenders))))
     (:sbcl-mutex
