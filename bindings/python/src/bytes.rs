@@ -11,7 +11,7 @@ use std::ptr;
 /// taking the GIL back from another thread.
 pub const WITHOUT_GIL: usize = 64 << 10;
 
-/// Up to this number of bytes Python copies as fast as [`copy`].
+/// Up to this number of bytes Python copies as fast as [`copy`]: pelton's copy differs from there on only.
 const SMALL: usize = 2048;
 
 /// A bytes-like object, kept while its bytes are read.
@@ -97,7 +97,7 @@ pub unsafe fn copy(py: Python<'_>, payload: &[u8], target: *mut u8) {
     let address = target as usize;
     let write = || {
         // SAFETY: the caller guarantees the space.
-        unsafe { copy_with_gil(payload, address as *mut u8) }
+        unsafe { copy_maybe_overlapping(payload, address as *mut u8) }
     };
     match payload.len() < WITHOUT_GIL {
         true => write(),
@@ -109,9 +109,9 @@ pub unsafe fn copy(py: Python<'_>, payload: &[u8], target: *mut u8) {
 ///
 /// # Safety
 /// As for [`copy`].
-pub unsafe fn copy_with_gil(payload: &[u8], target: *mut u8) {
+pub unsafe fn copy_maybe_overlapping(payload: &[u8], target: *mut u8) {
     let overlap = payload.as_ptr().addr().abs_diff(target.addr()) < payload.len();
-    // SAFETY: the caller guarantees the space.
+    // SAFETY: the caller guarantees the space, and the second copy has no overlap.
     unsafe {
         match overlap {
             true => ptr::copy(payload.as_ptr(), target, payload.len()),

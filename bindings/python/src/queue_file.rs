@@ -13,7 +13,7 @@
 //! Edges: the lane's own, `[publish]` and `[release]`, and those of `queue_edges.rs`. A lock orders everything between
 //! two holders of a role.
 
-use crate::bytes::copy_with_gil;
+use crate::bytes::copy_maybe_overlapping;
 use crate::queue_claims;
 use crate::queue_edges::Doorbell;
 use pelton::{Error, Result};
@@ -560,7 +560,7 @@ impl File {
         for (at, part) in &item.parts {
             assert!(at + part.len() <= item.bytes, "the parts of an item lie in its message");
             // SAFETY: the space has `item.bytes` bytes, which nobody reads before the commit.
-            unsafe { copy_with_gil(part, start.as_ptr().byte_add(*at)) };
+            unsafe { copy_maybe_overlapping(part, start.as_ptr().byte_add(*at)) };
         }
         let tail = producer.tail().offset;
         // SAFETY: the space is in the data.

@@ -190,16 +190,16 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// glibc copies with `rep movsb` from 2,112 bytes on, and on AMD up to the size of the second-level cache: no more than
-/// these.
+/// glibc copies with `rep movsb` from 2,112 bytes on, and on AMD up to the size of the second-level cache, which is
+/// rarely above this limit.
 #[cfg(not(loom))]
 const PIECE: usize = 2048;
 #[cfg(not(loom))]
 const REP_MOVSB_MAX: usize = 1 << 20;
 
-/// Whether to avoid `rep movsb`. On AMD's Zen 3 it takes 17 to 27 times as long if the target is 1 to 31 bytes above
-/// the source, modulo 4096. That is usual: the payload is 8 or 32 bytes after the front of a page, and the program's
-/// buffer at the front of one, or 16 bytes after it (docs/decisions/0053-slow-rep-movsb.md).
+/// Whether to avoid `rep movsb`. On AMD's Zen 3 it takes some 17 times as long if the target is 1 to 31 bytes above the
+/// source, modulo 4096. That is usual: a message at the front of a lap is 8 bytes after a page's start, a request 32,
+/// and a large buffer of `malloc` 16 (docs/decisions/0053-slow-rep-movsb.md).
 #[cfg(not(loom))]
 #[inline(always)]
 fn is_by_pieces(from: *const u8, to: *mut u8, bytes: usize) -> bool {
@@ -214,7 +214,6 @@ fn is_by_pieces(from: *const u8, to: *mut u8, bytes: usize) -> bool {
 /// # Safety
 /// As for `copy_nonoverlapping`.
 #[cfg(not(loom))]
-#[cold]
 #[inline(never)]
 unsafe fn copy_pieces(from: *const u8, to: *mut u8, bytes: usize) {
     for at in (0..bytes).step_by(PIECE) {

@@ -503,7 +503,7 @@ fn calls_end_by_their_deadlines_while_the_server_takes_nothing() {
     let _serve = place.serve("here");
     let (_call, mut client) = place.call("there", &[]);
     assert_eq!(text(&mut client, "echo before").unwrap(), "before");
-    place.server.process.signal(Signal::STOP);
+    place.stop_server();
     // More than the sockets and the queue of the connection take together.
     let request = format!("echo {}", "x".repeat(20_000));
     for _ in 0..25 {

@@ -9,6 +9,7 @@ mod servers;
 
 use async_nats::jetstream::{self, stream};
 use pelton::{Deadline, Options, Receiver, Sender};
+use rustix::process::Signal;
 use std::{
     path::Path,
     time::{Duration, Instant},
@@ -24,6 +25,16 @@ struct Place {
 }
 
 impl Place {
+    /// Stops the NATS server; returns when none of its threads runs.
+    fn stop_server(&self) {
+        self.server.process.signal(Signal::STOP);
+        let threads = format!("/proc/{}/task", self.server.process.pid());
+        eventually("the server's threads to be stopped", || {
+            let stats = std::fs::read_dir(&threads).unwrap().map(|thread| thread.unwrap().path().join("stat"));
+            stats.into_iter().all(|stat| std::fs::read_to_string(stat).unwrap().contains(") T "))
+        });
+    }
+
     fn new(options: &[&str]) -> Option<Place> {
         let program = server_program()?;
         let here = tempfile::tempdir_in("/dev/shm").unwrap();

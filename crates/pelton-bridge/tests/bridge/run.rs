@@ -128,17 +128,6 @@ fn an_undecided_message_by_connect_waits_for_the_end_of_the_process_and_arrives_
     receive(&mut receiver, 1..4);
 }
 
-impl Place {
-    fn stop_server(&self) {
-        self.server.process.signal(Signal::STOP);
-        let threads = format!("/proc/{}/task", self.server.process.pid());
-        eventually("the server's threads to be stopped", || {
-            let stats = std::fs::read_dir(&threads).unwrap().map(|thread| thread.unwrap().path().join("stat"));
-            stats.into_iter().all(|stat| std::fs::read_to_string(stat).unwrap().contains(") T "))
-        });
-    }
-}
-
 fn has_publish_in_flight(port: u16) -> bool {
     let (_, body) = page(port, "/metrics");
     body.lines().any(|line| line.starts_with("pelton_bridge_publishes_in_flight{") && !line.ends_with(" 0.0"))
