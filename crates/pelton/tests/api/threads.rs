@@ -531,8 +531,8 @@ fn a_large_lane_whose_reader_keeps_up_takes_less_than_a_mebibyte() {
 fn a_reader_that_keeps_up() {
     let mut random = Random::new(8);
     let bytes = [7; 8192];
-    // The lane is empty again each time: not saturated below a gigabyte a second. Then it always has some messages, in
-    // the window and up to the limit.
+    // The lane is empty again each time: not saturated below a gigabyte a second, which a burst after a pause of this
+    // thread may not exceed either. Then it always has some messages, in the window and up to the limit.
     let slowly = |bytes: u64| Duration::from_nanos(2 * bytes);
     let fast = |_| Duration::ZERO;
     let cases: [(_, _, &dyn Fn(u64) -> Duration, _); 4] = [
@@ -545,8 +545,8 @@ fn a_reader_that_keeps_up() {
         let options = Options::new().capacity(64 << 20);
         let options = limit.map_or(options.clone(), |bytes| options.resident_max(bytes));
         let (mut sender, mut receiver) = options.threads().unwrap();
-        let (begun, mut sent) = (Instant::now(), 0);
         for _ in 0..160_000 / burst {
+            let (begun, mut sent) = (Instant::now(), 0);
             for _ in 0..burst {
                 let message = &bytes[..random.below(8192) as usize];
                 sender.send(message).unwrap();
