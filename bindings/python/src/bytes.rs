@@ -6,6 +6,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::ptr;
+use std::sync::Mutex;
 
 /// From this number of bytes on, a copy runs without the GIL. A copy of 64 KiB takes some microseconds, as long as
 /// taking the GIL back from another thread.
@@ -13,6 +14,41 @@ pub const WITHOUT_GIL: usize = 64 << 10;
 
 /// Up to this number of bytes Python copies as fast as [`copy`]: pelton's copy differs from there on only.
 const SMALL: usize = 2048;
+
+/// Buffers of this size and more are used again. With the default settings of glibc, memory of a large buffer goes back
+/// to the kernel as soon as that and the `bytes` made of it are freed, and the next message pays a page fault for each
+/// 4 KiB of it: calls of 200 kB took up to 8 times as long.
+const REUSED_MIN: usize = 64 << 10;
+/// How many bytes of buffers are kept in all, in this process.
+const KEPT_MAX: usize = 8 << 20;
+
+/// Buffers to be used again, and the sum of their bytes.
+static KEPT: Mutex<(Vec<Vec<u8>>, usize)> = Mutex::new((Vec::new(), 0));
+
+/// An empty buffer for a message of so many bytes: one that was used before, if it is large. Never waits.
+pub fn buffer(bytes: usize) -> Vec<u8> {
+    if bytes < REUSED_MIN {
+        return Vec::new();
+    }
+    // Another thread's use of the lock takes less time than to wait for it; in a forked child that may never end.
+    let Ok(mut kept) = KEPT.try_lock() else { return Vec::new() };
+    let buffer = kept.0.pop().unwrap_or_default();
+    kept.1 -= buffer.capacity();
+    buffer
+}
+
+/// Gives a buffer back for [`buffer`]. Never waits.
+pub fn put_back(mut buffer: Vec<u8>) {
+    let bytes = buffer.capacity();
+    if bytes >= REUSED_MIN
+        && let Ok(mut kept) = KEPT.try_lock()
+        && kept.1 + bytes <= KEPT_MAX
+    {
+        buffer.clear();
+        kept.1 += bytes;
+        kept.0.push(buffer);
+    }
+}
 
 /// A bytes-like object, kept while its bytes are read.
 pub enum Payload<'py> {

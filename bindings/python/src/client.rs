@@ -7,7 +7,7 @@
 //! The lock is taken without the GIL alone: no thread waits for the GIL while it holds the lock, and none for the lock
 //! while it holds the GIL.
 
-use crate::bytes::{Payload, to_bytes};
+use crate::bytes::{self, Payload, to_bytes};
 use crate::error::{self, raise, timed_out};
 use crate::handle::{deadline, in_slices, is_readable};
 use crate::open::{CLIENT, finish, options};
@@ -125,7 +125,8 @@ impl State {
             };
             has_received = true;
             let (call, outcome) = (completion.call_id(), completion.outcome());
-            let completion = Completion { outcome, bytes: completion.into_vec() };
+            let buffer = bytes::buffer(completion.len());
+            let completion = Completion { outcome, bytes: completion.into_vec_in(buffer) };
             self.part_bytes += completion.part_bytes();
             self.stored.entry(call).or_default().push_back(completion);
             if let Some(thread) = self.awaiting.get(&call) {
@@ -519,7 +520,16 @@ impl Call {
 
     /// The bytes as an object of Python. They stay for the next call when there is no memory for it.
     fn object<'py>(&self, py: Python<'py>, bytes: Vec<u8>) -> PyResult<Bound<'py, PyBytes>> {
-        to_bytes(py, &bytes).inspect_err(|_| *self.begun() = Some(bytes))
+        match to_bytes(py, &bytes) {
+            Ok(object) => {
+                bytes::put_back(bytes);
+                Ok(object)
+            }
+            Err(error) => {
+                *self.begun() = Some(bytes);
+                Err(error)
+            }
+        }
     }
 }
 
@@ -621,7 +631,8 @@ impl Client {
         traceparent: Option<&str>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let call = Client::submit(this, request, timeout, idempotent, traceparent)?;
-        to_bytes(this.py(), &call.whole(this.py(), call.deadline)?)
+        let whole = call.whole(this.py(), call.deadline)?;
+        call.object(this.py(), whole)
     }
 
     /// Calls the service, and returns a `Call`: iterating it gives the parts of the reply. Waits for space alone.

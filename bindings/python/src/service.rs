@@ -5,7 +5,7 @@
 //!
 //! No thread waits for the GIL while it holds a lock.
 
-use crate::bytes::{Payload, WITHOUT_GIL, to_bytes};
+use crate::bytes::{self, Payload, WITHOUT_GIL, to_bytes};
 use crate::error::{self, named, raise, timed_out};
 use crate::handle::{deadline, in_slices};
 use crate::log;
@@ -91,7 +91,8 @@ struct Taken {
 impl Taken {
     fn new(request: pelton::Request<'_>) -> Taken {
         let (is_notification, peer) = (request.is_notification(), request.peer());
-        let (bytes, responder) = request.into_parts();
+        let buffer = bytes::buffer(request.len());
+        let (bytes, responder) = request.into_parts_in(buffer);
         let deadline_ns = responder.deadline_ns();
         Taken { bytes, responder: (!is_notification).then_some(responder), peer, deadline_ns }
     }
@@ -234,6 +235,7 @@ fn closed_handle(py: Python<'_>) -> PyErr {
 fn request(this: &Bound<'_, Service>, taken: Taken) -> PyResult<Request> {
     let Taken { bytes, responder, peer, deadline_ns } = taken;
     let data = to_bytes(this.py(), &bytes)?.unbind();
+    bytes::put_back(bytes);
     let is_notification = responder.is_none();
     let responder = Mutex::new(responder);
     Ok(Request { service: this.clone().unbind(), data, responder, is_notification, peer, deadline_ns })

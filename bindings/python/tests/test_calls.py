@@ -299,6 +299,32 @@ def test_threads_that_share_a_client_get_their_own_replies(served: Served) -> No
     assert not errors and client.in_flight == 0
 
 
+def test_large_calls_of_many_threads_whose_buffers_are_used_again_get_their_own_bytes(served: Served) -> None:
+    client, _ = served
+    errors: list[BaseException] = []
+    # Below and above the size from which buffers are used again; the last comes in pieces.
+    sizes = (100, 65_535, 65_536, 1_000_000, 70_000, 200_000, 5_000_000, 65_537)
+
+    def work(own: int) -> None:
+        try:
+            before = client.call(b"first %d" % own, LIMIT), b"first %d" % own
+            for number in range(24):
+                request = (b"%d of %d, " % (number, own) * sizes[(number + own) % 8])[: sizes[(number + own) % 8]]
+                reply = client.call(request, LIMIT)
+                assert reply == request[::-1]
+                assert before[0] == before[1][::-1], "a later reply does not change an earlier one"
+                before = reply, request
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(own,)) for own in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
 def test_more_calls_than_are_in_flight_at_a_time_wait_for_a_slot(served: Served) -> None:
     client, handler = served
     calls = [client.submit(b"wait") for _ in range(1024)]

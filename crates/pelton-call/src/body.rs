@@ -56,12 +56,16 @@ impl Body<'_> {
     }
 
     pub(crate) fn into_vec(self) -> Vec<u8> {
+        self.into_vec_in(Vec::new())
+    }
+
+    /// As [`Body::into_vec`], in `buffer` if a copy has to be made.
+    pub(crate) fn into_vec_in(self, mut buffer: Vec<u8>) -> Vec<u8> {
         match self {
             Body::Owned(bytes) => bytes,
             body => {
-                let mut bytes = Vec::new();
-                body.copy_into(&mut bytes);
-                bytes
+                body.copy_into(&mut buffer);
+                buffer
             }
         }
     }

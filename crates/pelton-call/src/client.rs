@@ -141,6 +141,12 @@ impl Completion<'_> {
     pub fn into_vec(self) -> Vec<u8> {
         self.body.into_vec()
     }
+
+    /// As [`Completion::into_vec`], in `buffer` if a copy has to be made.
+    #[doc(hidden)]
+    pub fn into_vec_in(self, buffer: Vec<u8>) -> Vec<u8> {
+        self.body.into_vec_in(buffer)
+    }
 }
 
 impl std::ops::Deref for Completion<'_> {

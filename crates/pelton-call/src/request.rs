@@ -90,8 +90,14 @@ impl<'a> Request<'a> {
 
     /// A copy of the bytes, and the responder.
     pub fn into_parts(self) -> (Vec<u8>, Responder) {
+        self.into_parts_in(Vec::new())
+    }
+
+    /// As [`Request::into_parts`], in `buffer` if a copy has to be made.
+    #[doc(hidden)]
+    pub fn into_parts_in(self, buffer: Vec<u8>) -> (Vec<u8>, Responder) {
         let (body, responder) = self.into_halves();
-        (body.into_vec(), responder.detach())
+        (body.into_vec_in(buffer), responder.detach())
     }
 
     /// The bytes and the responder side by side: to write a reply in place while the request is read.
