@@ -224,8 +224,7 @@ func (l *clientLink) write(h calls.Header, payload []byte) (bool, error) {
 	if l.out.IsWhole(len(payload)) {
 		return l.out.Put(h, payload)
 	}
-	l.out.Push(h, payload, limits.Share{})
-	_, err := l.out.Flush()
+	_, err := l.out.WriteOrPush(h, payload, limits.Share{})
 	return true, err
 }
 

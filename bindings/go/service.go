@@ -182,6 +182,9 @@ func (s *Service) handle(in *inLane, record lane.Record) string {
 	}
 	isPiece := h.More || h.Continued
 	if isPiece {
+		if h.More && !h.Continued && c.assembly.Header.Kind == 0 {
+			c.assembly.Use(s.spareBytes())
+		}
 		// A request that is returned is not kept.
 		isKept := !(isRequest && s.isDraining) && c.assembly.HasMemory(&c.kept, len(payload))
 		if rule := c.assembly.Add(h, payload, s.bytesMax, isKept); rule != "" {
@@ -487,12 +490,9 @@ type requestBody struct {
 	use atomic.Uint64
 }
 
-// How much of a request's memory is kept for the next one, and of all requests. To allocate a large one each time
-// costs more than its use: the runtime clears it, and collects garbage for it.
-const (
-	keptBytes      = 1 << 20
-	keptBytesInAll = 8 << 20
-)
+// How many bytes of the memory of requests are kept for the next ones. To allocate a large one each time costs more
+// than its use: the runtime clears it, and collects garbage for it.
+const keptBytes = 8 << 20
 
 func (s *Service) newBody() *requestBody {
 	s.mutex.Lock()
@@ -508,12 +508,26 @@ func (s *Service) newBody() *requestBody {
 	return a
 }
 
+// spareBytes returns the memory of an earlier request, or nil.
+func (s *Service) spareBytes() []byte {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	n := len(s.spare)
+	if n == 0 {
+		return nil
+	}
+	bytes := s.spare[n-1].bytes
+	s.spare[n-1].bytes = nil
+	s.kept -= cap(bytes)
+	return bytes
+}
+
 func (r Request) putBack() {
 	s, a := r.caller.service, r.body
 	a.use.Add(1)
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	if cap(a.bytes) > keptBytes || s.kept+cap(a.bytes) > keptBytesInAll {
+	if s.kept+cap(a.bytes) > keptBytes {
 		a.bytes = nil
 	}
 	s.kept += cap(a.bytes)

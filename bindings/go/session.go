@@ -195,6 +195,15 @@ func (c *session) write(h calls.Header, payload []byte) error {
 	// The text that reports this does not count.
 	if h.Code != failedMemory && !c.kept.Grow(&kept, uint64(len(payload))) {
 		h, payload, err = c.noMemory(h.ID, len(payload))
+	} else if !c.isFlushing && !c.out.IsWhole(len(payload)) {
+		// It must end once it has begun: so there is memory for all of it before.
+		if written, err := c.out.WriteOrPush(h, payload, kept); err != nil {
+			return c.failed(err)
+		} else if written {
+			return nil
+		}
+		c.flush()
+		return nil
 	}
 	c.out.Push(h, payload, kept)
 	c.flush()

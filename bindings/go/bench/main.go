@@ -80,7 +80,7 @@ func main() {
 	load, _ := os.ReadFile("/proc/loadavg")
 	for _, system := range systems {
 		slices.Sort(rates[system])
-		fmt.Printf("%-12s median %.3f M/s, %.3f to %.3f\n", system, median(rates[system])/1e6,
+		fmt.Printf("%-12s median %.3g M/s, %.3g to %.3g\n", system, median(rates[system])/1e6,
 			rates[system][0]/1e6, rates[system][len(rates[system])-1]/1e6)
 	}
 	fmt.Printf("ratio        %.1f; %d bytes, %d runs, load %s\n", median(rates[systems[0]])/median(rates[systems[1]]),

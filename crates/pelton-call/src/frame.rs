@@ -22,6 +22,8 @@ const _: () = assert!(LINK_BYTES_MIN as usize > HEADER_BYTES + TRACEPARENT_BYTES
 /// The size of a piece of a large message. A guess: this side writes one piece while the other still reads the piece
 /// before, and both stay in a cache.
 const PIECE_BYTES: usize = 64 << 10;
+/// Most bytes that are reserved for a message of which one piece has come.
+const EXPECTED_MAX: usize = 16 << 20;
 /// The library's code of a FAILED: the service's memory for clients is full.
 pub(crate) const FAILED_MEMORY: u32 = 0xffff_0001;
 
@@ -201,8 +203,12 @@ pub(crate) struct Assembly {
 }
 
 impl Assembly {
-    pub(crate) fn new(header: Header, kept: Option<Kept>) -> Assembly {
-        Assembly { header, bytes: Vec::new(), length: 0, kept, is_dropped: false }
+    /// `expected` is the size of the message before it: a guess.
+    pub(crate) fn new(header: Header, kept: Option<Kept>, expected: usize) -> Assembly {
+        let mut bytes = Vec::new();
+        // Without it, each piece may move those before it. A guess that is too high takes address space, but no memory.
+        let _ = bytes.try_reserve(expected.min(EXPECTED_MAX));
+        Assembly { header, bytes, length: 0, kept, is_dropped: false }
     }
 
     /// Counts the bytes of the next piece. Returns whether to store them.
@@ -226,41 +232,73 @@ impl Assembly {
     }
 }
 
-/// A message that waits for space in a lane.
+/// What is still to be written of a message, in one record or in several.
+#[derive(Debug)]
+pub(crate) struct Pieces<'a> {
+    header: Header,
+    pub(crate) left: &'a [u8],
+    /// A record of it was written.
+    is_begun: bool,
+}
+
+impl<'a> Pieces<'a> {
+    pub(crate) fn new(header: Header, payload: &'a [u8]) -> Pieces<'a> {
+        Pieces { header, left: payload, is_begun: false }
+    }
+
+    /// The size of the next record's payload, in a lane with this largest message.
+    pub(crate) fn next_bytes(&self, message_bytes_max: u64) -> usize {
+        let most = (message_bytes_max as usize).saturating_sub(HEADER_BYTES).max(1);
+        if self.left.len() <= most && !self.is_begun { self.left.len() } else { self.left.len().min(most).min(PIECE_BYTES) }
+    }
+
+    /// The next record, with a payload of `bytes`.
+    pub(crate) fn next(&self, bytes: usize) -> ([u64; 3], &'a [u8]) {
+        let (continued, more) = (self.is_begun, bytes < self.left.len());
+        let header = match continued {
+            true => Header::new(self.header.kind, self.header.id),
+            false => self.header,
+        };
+        (Header { more, continued, ..header }.words(), &self.left[..bytes])
+    }
+
+    /// The record with these bytes was written. Returns whether it was the last.
+    pub(crate) fn advance(&mut self, bytes: usize) -> bool {
+        self.left = &self.left[bytes..];
+        self.is_begun = true;
+        self.left.is_empty()
+    }
+}
+
+/// A message that waits for space in a lane, or what is left of it.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     header: Header,
     bytes: Vec<u8>,
     written: usize,
+    is_begun: bool,
     /// Its part of the memory, if that has a limit.
     _kept: Option<Kept>,
 }
 
 impl Outgoing {
     pub(crate) fn new(header: Header, bytes: Vec<u8>, kept: Option<Kept>) -> Outgoing {
-        Outgoing { header, bytes, written: 0, _kept: kept }
+        Outgoing { header, bytes, written: 0, is_begun: false, _kept: kept }
     }
 
-    /// The size of the next record's payload, in a lane with this largest message.
-    pub(crate) fn next_bytes(&self, message_bytes_max: u64) -> usize {
-        let left = self.bytes.len() - self.written;
-        let most = (message_bytes_max as usize).saturating_sub(HEADER_BYTES).max(1);
-        if left <= most && self.written == 0 { left } else { left.min(most).min(PIECE_BYTES) }
+    /// A copy of what is left of a message.
+    pub(crate) fn of_rest(rest: &Pieces<'_>, kept: Option<Kept>) -> Outgoing {
+        Outgoing { is_begun: rest.is_begun, ..Outgoing::new(rest.header, rest.left.to_vec(), kept) }
     }
 
-    /// The next record, with a payload of `bytes`.
-    pub(crate) fn next(&self, bytes: usize) -> ([u64; 3], &[u8]) {
-        let (continued, more) = (self.written > 0, self.written + bytes < self.bytes.len());
-        let header = match continued {
-            true => Header::new(self.header.kind, self.header.id),
-            false => self.header,
-        };
-        (Header { more, continued, ..header }.words(), &self.bytes[self.written..self.written + bytes])
+    pub(crate) fn rest(&self) -> Pieces<'_> {
+        Pieces { header: self.header, left: &self.bytes[self.written..], is_begun: self.is_begun }
     }
 
     /// The record with these bytes was written. Returns whether it was the last.
     pub(crate) fn advance(&mut self, bytes: usize) -> bool {
         self.written += bytes;
+        self.is_begun = true;
         self.written == self.bytes.len()
     }
 }

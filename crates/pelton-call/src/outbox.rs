@@ -1,8 +1,9 @@
 //! Records with headers into one lane: in order, and in memory while the lane has no space for them.
 
-use super::frame::{HEADER_BYTES, Header, Outgoing};
+use super::frame::{HEADER_BYTES, Header, Outgoing, Pieces};
 use pelton_channel::Deadline;
 use pelton_channel::Sender;
+use pelton_channel::raw::Kept;
 use pelton_channel::{Error, Result};
 use pelton_lane::ReservedSpace;
 use std::collections::VecDeque;
@@ -146,13 +147,32 @@ impl Outbox {
         self.queue.push_back(message);
     }
 
+    /// Writes what there is space for of a message, if no other waits before it, and queues a copy of the rest.
+    pub(crate) fn write_or_queue(&mut self, header: Header, payload: &[u8], kept: Option<Kept>) -> Result<()> {
+        let mut pieces = Pieces::new(header, payload);
+        let most = self.sender.message_bytes_max();
+        while self.queue.is_empty() {
+            let bytes = pieces.next_bytes(most);
+            let (words, piece) = pieces.next(bytes);
+            if !self.sender.try_write(words, piece)? {
+                break;
+            }
+            if pieces.advance(bytes) {
+                return Ok(());
+            }
+        }
+        self.queue.push_back(Outgoing::of_rest(&pieces, kept));
+        Ok(())
+    }
+
     /// Writes as much as there is space for. Returns whether the queue is empty.
     pub(crate) fn flush(&mut self) -> Result<bool> {
         let most = self.sender.message_bytes_max();
         while let Some(first) = self.queue.front_mut() {
-            let bytes = first.next_bytes(most);
-            let (header, piece) = first.next(bytes);
-            if !self.sender.try_write(header, piece)? {
+            let rest = first.rest();
+            let bytes = rest.next_bytes(most);
+            let (words, piece) = rest.next(bytes);
+            if !self.sender.try_write(words, piece)? {
                 return Ok(false);
             }
             if first.advance(bytes) {
@@ -164,7 +184,7 @@ impl Outbox {
 
     /// The size of the payload of the next record in the queue.
     pub(crate) fn next_bytes(&self) -> usize {
-        self.queue.front().map_or(0, |first| first.next_bytes(self.sender.message_bytes_max()))
+        self.queue.front().map_or(0, |first| first.rest().next_bytes(self.sender.message_bytes_max()))
     }
 
     /// Drops the queue: the peer has left.

@@ -446,7 +446,10 @@ impl Service {
         let Some(slot) = self.sessions.get(self.requests.lane_user()) else { return Err("lane") };
         Assembly::check(&slot.assembly, &header)?;
         let session = Arc::clone(&slot.session);
-        let mut assembly = slot.assembly.take().unwrap_or_else(|| Assembly::new(header, session.memory.take(0)));
+        let mut assembly = match slot.assembly.take() {
+            Some(assembly) => assembly,
+            None => Assembly::new(header, session.memory.take(0), slot.assembled),
+        };
         let skip = HEADER_BYTES + header.prefix_bytes();
         let bytes = record.bytes - skip as u64;
         if assembly.length + bytes > most {
@@ -463,6 +466,9 @@ impl Service {
             return Ok(None);
         }
         self.requests.release_record(record);
+        if let Some(slot) = self.current() {
+            slot.assembled = assembly.bytes.len();
+        }
         let is_request = header.kind == Kind::Request;
         if is_request && self.is_draining && !is_gone {
             session.return_request(header.id);

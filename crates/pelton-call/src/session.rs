@@ -363,6 +363,15 @@ impl Session {
             self.pass_on_space(path);
             return Ok(());
         }
+        // In pieces, it must end once it has begun: so there is memory for all of it before.
+        if path.outbox.is_empty()
+            && !path.outbox.is_whole(payload.len())
+            && let Some(kept) = self.memory.take(payload.len() as u64)
+        {
+            let written = path.outbox.write_or_queue(header, payload, Some(kept));
+            written.map_err(|error| self.count_dropped(error))?;
+            return self.flush(path);
+        }
         let (message, kept) = self.queued(header, payload);
         path.outbox.push_all(message);
         self.flush(path).and(kept)

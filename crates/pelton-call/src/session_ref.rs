@@ -8,7 +8,7 @@
 //! freed by the last of its owner and the detached references ([`DetachedCount`](super::edges::DetachedCount));
 //! borrowed ones end before. All of that is in this file; `docs/decisions/0016` has the benchmark that defends it.
 
-use super::frame::{Header, Outgoing};
+use super::frame::Header;
 use super::session::{ReplyGuard, Session, has_reservation, reservation_is_held};
 use crate::body::Flag;
 use crate::outbox::FrameSender as _;
@@ -186,7 +186,8 @@ impl<'a> SessionRef<'a> {
             self.flush(&mut path)?;
             if !path.outbox.is_whole(payload.len()) && path.outbox.is_empty() {
                 let kept = self.memory.take(payload.len() as u64).ok_or_else(|| self.no_memory(payload.len()))?;
-                path.outbox.push_all(Outgoing::new(header, payload.to_vec(), Some(kept)));
+                let written = path.outbox.write_or_queue(header, payload, Some(kept));
+                written.map_err(|error| self.count_dropped(error))?;
                 self.flush(&mut path)?;
                 return Ok(Sent::Sent);
             }

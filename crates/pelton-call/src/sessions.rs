@@ -13,6 +13,8 @@ pub(super) struct SessionSlot {
     pub(super) session: SessionOwner,
     /// A request of which some pieces have come.
     pub(super) assembly: Option<Assembly>,
+    /// The size of the last request that came in pieces.
+    pub(super) assembled: usize,
     /// The number of its lane of requests.
     lane: u32,
     /// Whether that lane is paused.
@@ -39,7 +41,7 @@ impl Sessions {
     pub(super) fn add(&mut self, reply: ReplyLane, lane: u32, shared: &Arc<ServiceShared>) -> usize {
         let index = self.free.pop().unwrap_or(self.slots.len());
         let session = SessionOwner::new(Session::new(reply, index, shared.clone()));
-        let added = Some(SessionSlot { session, assembly: None, lane, is_paused: false });
+        let added = Some(SessionSlot { session, assembly: None, assembled: 0, lane, is_paused: false });
         match self.slots.get_mut(index) {
             Some(slot) => *slot = added,
             None => self.slots.push(added),

@@ -13,7 +13,15 @@ type Assembly struct {
 	// The memory for its bytes; isDiscarded if there was not enough, so that they are not kept.
 	share       limits.Share
 	IsDiscarded bool
+	// The size of the message before: a guess for the next one.
+	last int
 }
+
+// expectedMost limits the memory for a message of which one piece has come.
+const expectedMost = 16 << 20
+
+// Use gives the memory for the message whose first piece is to be added.
+func (a *Assembly) Use(buffer []byte) { a.bytes = buffer[:0] }
 
 // HasMemory takes the memory for a piece from the client's. If that is too little, nothing of the message is kept
 // from then on.
@@ -37,6 +45,10 @@ func (a *Assembly) Add(h Header, payload []byte, most int, isKept bool) string {
 	a.Count += len(payload)
 	if !hasBegun {
 		a.Header = h
+		// Without it, many pieces would move those before them.
+		if expected := min(a.last, expectedMost); isKept && cap(a.bytes) < expected {
+			a.bytes = make([]byte, 0, expected)
+		}
 	}
 	// The bytes of an abandoned call are not kept, but its end must be detected.
 	if isKept {
@@ -49,13 +61,14 @@ func (a *Assembly) Add(h Header, payload []byte, most int, isKept bool) string {
 func (a *Assembly) Take() (Header, []byte) {
 	whole := *a
 	a.Forget()
+	a.last = whole.Count
 	return whole.Header, whole.bytes
 }
 
 // Forget drops what has come.
 func (a *Assembly) Forget() {
 	a.share.ShrinkTo(0)
-	*a = Assembly{}
+	*a = Assembly{last: a.last}
 }
 
 // Drop drops what has come of a message that no call waits for.

@@ -17,6 +17,8 @@ type Queued struct {
 	Header  Header
 	Bytes   []byte
 	Written int
+	// Bytes is what is left of a message that has begun.
+	isRest bool
 	// The part whose goroutine waits until it is written; nil: none does, and the bytes are a copy.
 	Part *WaitingPart
 	// The memory for a copy.
@@ -27,10 +29,12 @@ type Queued struct {
 // negative, which does not compile.
 const _ uint = handshake.CallMessageMin - HeaderSize - TraceparentBytes - 1
 
+func (o *Queued) hasBegun() bool { return o.isRest || o.Written > 0 }
+
 // next returns how many bytes of the payload go into the next record.
 func (o *Queued) next(bytesMax uint64) int {
 	left, most := len(o.Bytes)-o.Written, int(bytesMax)-HeaderSize
-	if left <= most && o.Written == 0 {
+	if left <= most && !o.hasBegun() {
 		return left
 	}
 	return min(left, most, pieceBytes)
@@ -88,7 +92,23 @@ func (o *Outbox) Write(h Header, payload []byte) (bool, error) {
 
 // Push queues a copy of a message. Flush writes it.
 func (o *Outbox) Push(h Header, payload []byte, kept limits.Share) {
-	o.Queue = append(o.Queue, Queued{Header: h, Bytes: append([]byte(nil), payload...), Share: kept})
+	o.Queue = append(o.Queue, Queued{Header: h, Bytes: slices.Clone(payload), Share: kept})
+}
+
+// WriteOrPush writes what there is space for of a message, if no other waits before it, and queues a copy of the rest.
+// It returns true if nothing is left.
+func (o *Outbox) WriteOrPush(h Header, payload []byte, kept limits.Share) (bool, error) {
+	out := Queued{Header: h, Bytes: payload, Share: kept}
+	if len(o.Queue) == 0 {
+		if done, err := o.writeOn(&out); done || err != nil {
+			out.Share.ShrinkTo(0)
+			return done, err
+		}
+	}
+	out.isRest = out.hasBegun()
+	out.Bytes, out.Written = slices.Clone(payload[out.Written:]), 0
+	o.Queue = append(o.Queue, out)
+	return false, nil
 }
 
 // Flush writes as much as there is space for. It returns true if nothing waits any more.
@@ -115,7 +135,7 @@ func (o *Outbox) writeOn(out *Queued) (bool, error) {
 	for {
 		n := out.next(o.Lane.BytesMax())
 		h := out.Header
-		if h.Continued = out.Written > 0; h.Continued {
+		if h.Continued = out.hasBegun(); h.Continued {
 			h.Code, h.Deadline, h.Traced = 0, 0, false
 		}
 		h.More = out.Written+n < len(out.Bytes)

@@ -14,6 +14,8 @@ pub(crate) struct Connection {
     pub(crate) outbox: Outbox,
     pub(crate) replies: Receiver,
     pub(super) assembly: Option<Assembly>,
+    /// The size of the last message that came in pieces.
+    assembled: usize,
     /// Identifies it among all connections that this client ever has. Never 0.
     pub(super) number: u32,
     /// Where the service listens, or did.
@@ -46,6 +48,7 @@ impl Connection {
             outbox: Outbox::new(sender),
             replies: receiver,
             assembly: None,
+            assembled: 0,
             number,
             path,
             request_bytes_max: bytes_max,
@@ -100,8 +103,8 @@ impl Connection {
         if !self.outbox.is_empty() && !self.outbox.flush()? {
             return Ok(false);
         }
-        self.outbox.push(header, payload);
-        self.outbox.flush().map(|_| true)
+        self.outbox.write_or_queue(header, payload, None)?;
+        Ok(true)
     }
 
     /// The checked header of the next record, whose payload is at most `bytes_max`.
@@ -127,7 +130,7 @@ impl Connection {
         bytes_max: u64,
     ) -> Result<Option<Assembly>> {
         Assembly::check(&self.assembly, &header).map_err(|rule| broken(rule, record))?;
-        let mut assembly = self.assembly.take().unwrap_or_else(|| Assembly::new(header, None));
+        let mut assembly = self.assembly.take().unwrap_or_else(|| Assembly::new(header, None, self.assembled));
         if assembly.bytes.len() as u64 + record.bytes - HEADER_BYTES as u64 > bytes_max {
             return Err(broken("size", record));
         }
@@ -140,6 +143,7 @@ impl Connection {
             self.assembly = Some(assembly);
             return Ok(None);
         }
+        self.assembled = assembly.bytes.len();
         Ok(Some(assembly))
     }
 
