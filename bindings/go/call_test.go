@@ -8,6 +8,7 @@ import (
 	"log"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -563,12 +564,87 @@ func TestWhatAServiceKeepsOfLargeRequestsIsBounded(t *testing.T) {
 			t.Fatal(string(reply), err)
 		}
 	}
-	kept := 0
-	for _, spare := range service.spare {
-		kept += cap(spare.bytes)
+	check := func() {
+		t.Helper()
+		kept := 0
+		for _, spare := range service.spare {
+			kept += cap(spare.bytes)
+		}
+		for _, memory := range service.large {
+			kept += cap(memory)
+		}
+		if kept != service.kept || kept > keptBytes || kept < keptBytes/2 {
+			t.Fatal(kept, "bytes are kept, counted", service.kept)
+		}
 	}
-	if kept != service.kept || kept > keptBytes || kept < keptBytes/2 {
-		t.Fatal(kept, "bytes are kept, counted", service.kept)
+	check()
+	// In pieces, whose memory is that of earlier ones; a small request that is not answered keeps none of it.
+	small := must(client.Submit(ctx, payload(0, 100)))
+	held := must(service.Receive(ctx))
+	for n := range 5 {
+		call := must(client.Submit(ctx, payload(n, 5_000_000)))
+		request := must(service.Receive(ctx))
+		if !bytes.Equal(request.Bytes(), payload(n, 5_000_000)) || cap(request.Bytes()) > 10_000_000 {
+			t.Fatal("request", n, "has", len(request.Bytes()), "bytes of", cap(request.Bytes()))
+		}
+		if err := request.Reply(request.Bytes()); err != nil {
+			t.Fatal(err)
+		}
+		if reply := must(call.Await(ctx)); !bytes.Equal(reply, payload(n, 5_000_000)) || cap(reply) > 10_000_000 {
+			t.Fatal("reply", n, "has", len(reply), "bytes of", cap(reply))
+		}
+		check()
+	}
+	if !bytes.Equal(held.Bytes(), payload(0, 100)) || cap(held.Bytes()) > smallBytes {
+		t.Fatal("a request of 100 bytes has", cap(held.Bytes()))
+	}
+	if err := held.Reply(nil); err != nil {
+		t.Fatal(err)
+	}
+	must(small.Await(ctx))
+}
+
+func TestARequestInPiecesSharesNoMemoryWithOneThatCameBetween(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	options := &Options{Capacity: 1 << 20}
+	service := must(ListenService(name, options))
+	defer service.Close()
+	one, other := connected(t, name, options), connected(t, name, options)
+	const size, least = 3_000_000, 1_000_000
+	for round := range 4 {
+		// The lane holds the first pieces alone: the rest comes while the service takes the other client's.
+		large := make(chan error, 1)
+		go func() {
+			_, err := one.Call(ctx, payload(round, size+round*least))
+			large <- err
+		}()
+		var between []Request
+		var calls []*Call
+		for n := range 3 {
+			calls = append(calls, must(other.Submit(ctx, payload(100+n, 200_000))))
+		}
+		for len(between) < 4 {
+			between = append(between, must(service.Receive(ctx)))
+		}
+		for _, request := range between {
+			is := slices.ContainsFunc([][]byte{payload(round, size+round*least), payload(100, 200_000),
+				payload(101, 200_000), payload(102, 200_000)},
+				func(sent []byte) bool { return bytes.Equal(sent, request.Bytes()) })
+			if !is {
+				t.Fatal("a request of", len(request.Bytes()), "bytes has those of another one")
+			}
+		}
+		for _, request := range between {
+			if err := request.Reply(nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, call := range calls {
+			must(call.Await(ctx))
+		}
+		if err := <-large; err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -156,6 +156,10 @@ func (c *Client) handle(link *clientLink, h calls.Header, payload []byte, p *cal
 	}
 	found, isOwn := answer{kind: h.Kind, code: h.Code, bytes: payload}, false
 	if h.More || h.Continued {
+		if !h.Continued && p.state == slotWaiting {
+			// Without it, many pieces would move those before them.
+			link.assembly.Use(make([]byte, 0, link.assembly.Expected()), nil)
+		}
 		if rule := link.assembly.Add(h, payload, c.bytesMax, p.state == slotWaiting); rule != "" {
 			return rule
 		}

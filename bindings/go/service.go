@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,10 +40,11 @@ type Service struct {
 	memory *limits.Budget
 	// Clients that broke the rules, and were dropped.
 	corrupt atomic.Uint64
-	// Bodies of earlier requests, to be used again.
+	// Bodies of earlier requests, to be used again, and the memory of large ones.
 	mutex sync.Mutex
 	spare []*requestBody
-	// Their bytes.
+	large [][]byte
+	// The bytes of both.
 	kept int
 }
 
@@ -182,11 +184,13 @@ func (s *Service) handle(in *inLane, record lane.Record) string {
 	}
 	isPiece := h.More || h.Continued
 	if isPiece {
-		if h.More && !h.Continued && c.assembly.Header.Kind == 0 {
-			c.assembly.Use(s.spareBytes())
-		}
 		// A request that is returned is not kept.
-		isKept := !(isRequest && s.isDraining) && c.assembly.HasMemory(&c.kept, len(payload))
+		isKept := !(isRequest && s.isDraining)
+		if expected := c.assembly.Expected(); isKept && !h.Continued && expected > 0 {
+			// Without it, many pieces would move those before them.
+			c.assembly.Use(s.takeMemory(expected), &c.kept)
+		}
+		isKept = isKept && c.assembly.HasMemory(&c.kept, len(payload))
 		if rule := c.assembly.Add(h, payload, s.bytesMax, isKept); rule != "" {
 			return rule
 		}
@@ -216,6 +220,9 @@ func (s *Service) handle(in *inLane, record lane.Record) string {
 			first, asked.bytes = c.assembly.Take()
 			deadline = first.Deadline
 		} else {
+			if cap(asked.bytes) < len(payload) && len(payload) > smallBytes {
+				asked.bytes = s.takeMemory(len(payload))
+			}
 			asked.bytes = append(asked.bytes[:0], payload...)
 		}
 		s.receiver.spin.Bytes = len(asked.bytes)
@@ -490,9 +497,14 @@ type requestBody struct {
 	use atomic.Uint64
 }
 
-// How many bytes of the memory of requests are kept for the next ones. To allocate a large one each time costs more
-// than its use: the runtime clears it, and collects garbage for it.
-const keptBytes = 8 << 20
+// The memory of requests is kept for the next ones. To allocate a large one each time costs more than its use: the
+// runtime clears it, and collects garbage for it. Small ones stay with their bodies. A large one is used for a request
+// of half its size at least, because requests that are not answered for long keep theirs.
+const (
+	smallBytes = 64 << 10
+	// In all.
+	keptBytes = 8 << 20
+)
 
 func (s *Service) newBody() *requestBody {
 	s.mutex.Lock()
@@ -508,18 +520,18 @@ func (s *Service) newBody() *requestBody {
 	return a
 }
 
-// spareBytes returns the memory of an earlier request, or nil.
-func (s *Service) spareBytes() []byte {
+// takeMemory returns memory for this number of bytes, that of an earlier request if one fits.
+func (s *Service) takeMemory(bytes int) []byte {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	n := len(s.spare)
-	if n == 0 {
-		return nil
+	for at, memory := range slices.Backward(s.large) {
+		if cap(memory) >= bytes && cap(memory) <= 2*bytes {
+			s.large = slices.Delete(s.large, at, at+1)
+			s.kept -= cap(memory)
+			return memory
+		}
 	}
-	bytes := s.spare[n-1].bytes
-	s.spare[n-1].bytes = nil
-	s.kept -= cap(bytes)
-	return bytes
+	return make([]byte, 0, bytes)
 }
 
 func (r Request) putBack() {
@@ -527,11 +539,21 @@ func (r Request) putBack() {
 	a.use.Add(1)
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	if s.kept+cap(a.bytes) > keptBytes {
+	s.kept += cap(a.bytes)
+	if cap(a.bytes) > smallBytes {
+		s.large = append(s.large, a.bytes)
 		a.bytes = nil
 	}
-	s.kept += cap(a.bytes)
 	s.spare = append(s.spare, a)
+	// The oldest first; small ones, of which there may be many, last.
+	for s.kept > keptBytes && len(s.large) > 0 {
+		s.kept -= cap(s.large[0])
+		s.large = slices.Delete(s.large, 0, 1)
+	}
+	if s.kept > keptBytes {
+		s.kept -= cap(a.bytes)
+		a.bytes = nil
+	}
 }
 
 func alreadyAnswered() error {

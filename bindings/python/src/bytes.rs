@@ -22,31 +22,31 @@ const REUSED_MIN: usize = 64 << 10;
 /// How many bytes of buffers are kept in all, in this process.
 const KEPT_MAX: usize = 8 << 20;
 
-/// Buffers to be used again, and the sum of their bytes.
-static KEPT: Mutex<(Vec<Vec<u8>>, usize)> = Mutex::new((Vec::new(), 0));
+/// Buffers to be used again, those that were used last at the end.
+static KEPT: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 
 /// An empty buffer for a message of so many bytes: one that was used before, if it is large. Never waits.
 pub fn buffer(bytes: usize) -> Vec<u8> {
     if bytes < REUSED_MIN {
         return Vec::new();
     }
-    // Another thread's use of the lock takes less time than to wait for it; in a forked child that may never end.
+    // No wait for another thread, which may take longer than to allocate; and in a forked child, for ever.
     let Ok(mut kept) = KEPT.try_lock() else { return Vec::new() };
-    let buffer = kept.0.pop().unwrap_or_default();
-    kept.1 -= buffer.capacity();
-    buffer
+    // A message that is stored must not keep much more memory than it has bytes: its limits count those.
+    let fitting = kept.iter().rposition(|buffer| (bytes..=bytes.saturating_mul(2)).contains(&buffer.capacity()));
+    fitting.map(|index| kept.remove(index)).unwrap_or_default()
 }
 
 /// Gives a buffer back for [`buffer`]. Never waits.
 pub fn put_back(mut buffer: Vec<u8>) {
-    let bytes = buffer.capacity();
-    if bytes >= REUSED_MIN
+    if (REUSED_MIN..=KEPT_MAX).contains(&buffer.capacity())
         && let Ok(mut kept) = KEPT.try_lock()
-        && kept.1 + bytes <= KEPT_MAX
     {
         buffer.clear();
-        kept.1 += bytes;
-        kept.0.push(buffer);
+        kept.push(buffer);
+        while kept.iter().map(Vec::capacity).sum::<usize>() > KEPT_MAX {
+            kept.remove(0);
+        }
     }
 }
 

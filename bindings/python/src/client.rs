@@ -125,8 +125,7 @@ impl State {
             };
             has_received = true;
             let (call, outcome) = (completion.call_id(), completion.outcome());
-            let buffer = bytes::buffer(completion.len());
-            let completion = Completion { outcome, bytes: completion.into_vec_in(buffer) };
+            let completion = Completion { outcome, bytes: completion.into_vec_in(bytes::buffer) };
             self.part_bytes += completion.part_bytes();
             self.stored.entry(call).or_default().push_back(completion);
             if let Some(thread) = self.awaiting.get(&call) {

@@ -91,8 +91,7 @@ struct Taken {
 impl Taken {
     fn new(request: pelton::Request<'_>) -> Taken {
         let (is_notification, peer) = (request.is_notification(), request.peer());
-        let buffer = bytes::buffer(request.len());
-        let (bytes, responder) = request.into_parts_in(buffer);
+        let (bytes, responder) = request.into_parts_in(bytes::buffer);
         let deadline_ns = responder.deadline_ns();
         Taken { bytes, responder: (!is_notification).then_some(responder), peer, deadline_ns }
     }

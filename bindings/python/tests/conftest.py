@@ -128,3 +128,9 @@ def opened_since(before: set[str]) -> dict[str, str]:
         with contextlib.suppress(FileNotFoundError):
             left[fd] = os.readlink(f"/proc/self/fd/{fd}")
     return left
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")

@@ -19,7 +19,7 @@ from subprocess import Popen
 import pelton
 import pelton.aio
 import pytest
-from conftest import LIMIT, forked
+from conftest import LIMIT, forked, resident
 
 Start = Callable[..., Popen[str]]
 
@@ -323,6 +323,18 @@ def test_large_calls_of_many_threads_whose_buffers_are_used_again_get_their_own_
     for thread in threads:
         thread.join()
     assert not errors
+
+
+def test_parts_that_wait_keep_little_more_memory_than_they_have_bytes(served: Served) -> None:
+    client, _ = served
+    before, streams = resident(), []
+    for _ in range(100):
+        streams.append(client.stream(b"parts 2 70000", LIMIT))
+        # It stores those parts, beside buffers of 2 MB that were used and could store them.
+        assert len(client.call(b"zeros 2000000", LIMIT)) == 2_000_000
+    grown = resident() - before
+    assert grown < 60_000_000, f"{grown} bytes for {100 * 2 * 70_000}"
+    assert all([int(part) for part in parts] == [0, 1] for parts in streams)
 
 
 def test_more_calls_than_are_in_flight_at_a_time_wait_for_a_slot(served: Served) -> None:

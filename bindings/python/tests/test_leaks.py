@@ -14,7 +14,7 @@ from subprocess import Popen
 
 import pelton
 import pelton.aio
-from conftest import LIMIT
+from conftest import LIMIT, resident
 
 Start = Callable[..., Popen[str]]
 MESSAGES = int(os.environ.get("PELTON_MESSAGES", "100000"))
@@ -42,11 +42,6 @@ def grown_by(use: Callable[[int], None]) -> int:
     finally:
         tracemalloc.stop()
     return after - before
-
-
-def resident() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def test_messages_leave_nothing_in_either_side() -> None:

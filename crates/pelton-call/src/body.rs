@@ -56,16 +56,17 @@ impl Body<'_> {
     }
 
     pub(crate) fn into_vec(self) -> Vec<u8> {
-        self.into_vec_in(Vec::new())
+        self.into_vec_in(|_| Vec::new())
     }
 
-    /// As [`Body::into_vec`], in `buffer` if a copy has to be made.
-    pub(crate) fn into_vec_in(self, mut buffer: Vec<u8>) -> Vec<u8> {
+    /// As [`Body::into_vec`]. If a copy has to be made, `buffer` makes the memory for so many bytes.
+    pub(crate) fn into_vec_in(self, buffer: impl FnOnce(usize) -> Vec<u8>) -> Vec<u8> {
         match self {
             Body::Owned(bytes) => bytes,
             body => {
-                body.copy_into(&mut buffer);
-                buffer
+                let mut copy = buffer(body.bytes().len());
+                body.copy_into(&mut copy);
+                copy
             }
         }
     }

@@ -142,9 +142,9 @@ impl Completion<'_> {
         self.body.into_vec()
     }
 
-    /// As [`Completion::into_vec`], in `buffer` if a copy has to be made.
+    /// As [`Completion::into_vec`]. If a copy has to be made, `buffer` makes the memory for so many bytes.
     #[doc(hidden)]
-    pub fn into_vec_in(self, buffer: Vec<u8>) -> Vec<u8> {
+    pub fn into_vec_in(self, buffer: impl FnOnce(usize) -> Vec<u8>) -> Vec<u8> {
         self.body.into_vec_in(buffer)
     }
 }
@@ -340,8 +340,8 @@ impl Client {
     }
 
     /// Submits a request, if there is space now, fewer than 1,024 calls are in flight, and not too many completions are
-    /// stored; `None` otherwise: take completions, or use [`Client::submit`]. A request larger than the lane's largest
-    /// message is copied, and written as space comes, whenever this client is used. Never waits.
+    /// stored; `None` otherwise: take completions, or use [`Client::submit`]. What finds no space of a request larger
+    /// than the lane's largest message is copied, and written as space comes, whenever this client is used. Never waits.
     ///
     /// # Errors
     /// [`Error::TooLarge`] for more than the service takes ([`Client::request_bytes_max`]); [`Error::Closed`] and
@@ -585,9 +585,9 @@ impl Client {
         Ok(Sent::Sent)
     }
 
-    /// As [`Client::notify`], if there is space now; [`Sent::Full`] otherwise. Never waits: a message larger than the
-    /// lane's largest is copied, and written as space comes, whenever this client is used. A service that ends, or
-    /// drains, may not have taken it.
+    /// As [`Client::notify`], if there is space now; [`Sent::Full`] otherwise. Never waits: what finds no space of a
+    /// message larger than the lane's largest is copied, and written as space comes, whenever this client is used. A
+    /// service that ends, or drains, may not have taken it.
     ///
     /// # Errors
     /// As [`Client::try_submit`].

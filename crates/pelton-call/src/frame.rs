@@ -196,6 +196,8 @@ pub(crate) struct Assembly {
     pub(crate) bytes: Vec<u8>,
     /// Bytes that have come, stored or not.
     pub(crate) length: u64,
+    /// Those that `kept` counts, which are at least as many.
+    counted: u64,
     /// Its part of the memory, if that has a limit.
     pub(crate) kept: Option<Kept>,
     /// The memory was full: the bytes are not stored.
@@ -203,22 +205,37 @@ pub(crate) struct Assembly {
 }
 
 impl Assembly {
-    /// `expected` is the size of the message before it: a guess.
+    /// `expected` is the size of the message before it: a guess. If there is memory for so much, it is reserved and
+    /// counted, since otherwise each piece may move those before it.
     pub(crate) fn new(header: Header, kept: Option<Kept>, expected: usize) -> Assembly {
-        let mut bytes = Vec::new();
-        // Without it, each piece may move those before it. A guess that is too high takes address space, but no memory.
-        let _ = bytes.try_reserve(expected.min(EXPECTED_MAX));
-        Assembly { header, bytes, length: 0, kept, is_dropped: false }
+        let mut assembly = Assembly { header, bytes: Vec::new(), length: 0, counted: 0, kept, is_dropped: false };
+        let expected = expected.min(EXPECTED_MAX);
+        if assembly.kept.as_mut().is_none_or(|kept| kept.grow(expected as u64)) {
+            assembly.counted = expected as u64;
+            // If it fails, the pieces that come decide.
+            let _ = assembly.bytes.try_reserve(expected);
+        }
+        assembly
     }
 
     /// Counts the bytes of the next piece. Returns whether to store them.
     pub(crate) fn grow(&mut self, bytes: u64) -> bool {
         self.length += bytes;
-        self.is_dropped |= !self.kept.as_mut().is_none_or(|kept| kept.grow(bytes));
+        let more = self.length.saturating_sub(self.counted);
+        self.is_dropped |= !self.kept.as_mut().is_none_or(|kept| kept.grow(more));
+        self.counted += more;
         if self.is_dropped {
             (self.bytes, self.kept) = (Vec::new(), None);
         }
         !self.is_dropped
+    }
+
+    /// The whole message, without much memory beyond it.
+    pub(crate) fn into_bytes(mut self) -> Vec<u8> {
+        if self.bytes.capacity() / 2 > self.bytes.len() {
+            self.bytes.shrink_to_fit();
+        }
+        self.bytes
     }
 
     /// Checks whether a record with this header may come now: each side writes one message in pieces at a time.
@@ -236,7 +253,7 @@ impl Assembly {
 #[derive(Debug)]
 pub(crate) struct Pieces<'a> {
     header: Header,
-    pub(crate) left: &'a [u8],
+    left: &'a [u8],
     /// A record of it was written.
     is_begun: bool,
 }
@@ -249,7 +266,11 @@ impl<'a> Pieces<'a> {
     /// The size of the next record's payload, in a lane with this largest message.
     pub(crate) fn next_bytes(&self, message_bytes_max: u64) -> usize {
         let most = (message_bytes_max as usize).saturating_sub(HEADER_BYTES).max(1);
-        if self.left.len() <= most && !self.is_begun { self.left.len() } else { self.left.len().min(most).min(PIECE_BYTES) }
+        if self.left.len() <= most && !self.is_begun {
+            self.left.len()
+        } else {
+            self.left.len().min(most).min(PIECE_BYTES)
+        }
     }
 
     /// The next record, with a payload of `bytes`.
@@ -260,6 +281,10 @@ impl<'a> Pieces<'a> {
             false => self.header,
         };
         (Header { more, continued, ..header }.words(), &self.left[..bytes])
+    }
+
+    pub(crate) fn is_begun(&self) -> bool {
+        self.is_begun
     }
 
     /// The record with these bytes was written. Returns whether it was the last.

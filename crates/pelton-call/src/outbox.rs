@@ -147,18 +147,21 @@ impl Outbox {
         self.queue.push_back(message);
     }
 
-    /// Writes what there is space for of a message, if no other waits before it, and queues a copy of the rest.
+    /// Writes what there is space for of a message, if no other waits before it, and queues a copy of the rest. After an
+    /// error nothing is queued: nobody reads the lane any more, or nothing was written.
     pub(crate) fn write_or_queue(&mut self, header: Header, payload: &[u8], kept: Option<Kept>) -> Result<()> {
         let mut pieces = Pieces::new(header, payload);
         let most = self.sender.message_bytes_max();
         while self.queue.is_empty() {
             let bytes = pieces.next_bytes(most);
             let (words, piece) = pieces.next(bytes);
-            if !self.sender.try_write(words, piece)? {
-                break;
-            }
-            if pieces.advance(bytes) {
-                return Ok(());
+            match self.sender.try_write(words, piece) {
+                Ok(true) if pieces.advance(bytes) => return Ok(()),
+                Ok(true) => {}
+                Ok(false) => break,
+                // What has begun must end: the next flush tries again.
+                Err(Error::System { .. }) if pieces.is_begun() => break,
+                Err(error) => return Err(error),
             }
         }
         self.queue.push_back(Outgoing::of_rest(&pieces, kept));

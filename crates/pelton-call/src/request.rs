@@ -90,12 +90,12 @@ impl<'a> Request<'a> {
 
     /// A copy of the bytes, and the responder.
     pub fn into_parts(self) -> (Vec<u8>, Responder) {
-        self.into_parts_in(Vec::new())
+        self.into_parts_in(|_| Vec::new())
     }
 
-    /// As [`Request::into_parts`], in `buffer` if a copy has to be made.
+    /// As [`Request::into_parts`]. If a copy has to be made, `buffer` makes the memory for so many bytes.
     #[doc(hidden)]
-    pub fn into_parts_in(self, buffer: Vec<u8>) -> (Vec<u8>, Responder) {
+    pub fn into_parts_in(self, buffer: impl FnOnce(usize) -> Vec<u8>) -> (Vec<u8>, Responder) {
         let (body, responder) = self.into_halves();
         (body.into_vec_in(buffer), responder.detach())
     }

@@ -52,7 +52,7 @@ use std::time::Instant;
 pub struct Service {
     pub(super) requests: Receiver,
     /// After the receiver: a client then finds the lane of requests closed before its replies.
-    sessions: Sessions,
+    pub(super) sessions: Sessions,
     shared: Arc<ServiceShared>,
     /// Sessions that the loop polls: with replies or a part that wait for space, or changed while the service drains.
     polled: Vec<Arc<Session>>,
@@ -482,7 +482,8 @@ impl Service {
             }
             return Ok(None);
         }
-        Ok(is_wanted.then_some(Found::Owned(assembly.bytes, assembly.header)))
+        let header = assembly.header;
+        Ok(is_wanted.then(|| Found::Owned(assembly.into_bytes(), header)))
     }
 
     /// Takes notifications, writes queued replies, pauses and resumes lanes, and checks whether to stop or drain.

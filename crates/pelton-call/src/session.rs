@@ -281,6 +281,11 @@ impl Session {
     fn clear(&self, path: &mut ReplyPath) -> bool {
         let _ = self.take_deferred();
         path.outbox.clear();
+        self.end_backpressure()
+    }
+
+    /// Nothing waits for space any more. Returns whether anything did.
+    fn end_backpressure(&self) -> bool {
         self.pauses.fetch_and(!BACKPRESSURED, Relaxed) & BACKPRESSURED != 0
     }
 
@@ -364,17 +369,16 @@ impl Session {
             return Ok(());
         }
         // In pieces, it must end once it has begun: so there is memory for all of it before.
-        if path.outbox.is_empty()
-            && !path.outbox.is_whole(payload.len())
-            && let Some(kept) = self.memory.take(payload.len() as u64)
-        {
-            let written = path.outbox.write_or_queue(header, payload, Some(kept));
-            written.map_err(|error| self.count_dropped(error))?;
-            return self.flush(path);
-        }
-        let (message, kept) = self.queued(header, payload);
-        path.outbox.push_all(message);
-        self.flush(path).and(kept)
+        let written = match self.memory.take(payload.len() as u64) {
+            Some(kept) => path.outbox.write_or_queue(header, payload, Some(kept)),
+            None => {
+                let (failed, error) = self.failed_for_memory(header.id, payload.len());
+                path.outbox.push_all(failed);
+                Err(error)
+            }
+        };
+        let flushed = self.flush(path);
+        written.and(flushed)
     }
 
     /// A final reply that waits for space. Without memory for it, the call fails instead, and so does the replying
@@ -383,9 +387,15 @@ impl Session {
         if let Some(kept) = self.memory.take(payload.len() as u64) {
             return (Outgoing::new(header, payload.to_vec(), Some(kept)), Ok(()));
         }
-        let error = self.no_memory(payload.len());
-        let failed = Header { code: FAILED_MEMORY, ..Header::new(Kind::Failed, header.id) };
-        (Outgoing::new(failed, self.cut(error.to_string()), None), Err(error))
+        let (failed, error) = self.failed_for_memory(header.id, payload.len());
+        (failed, Err(error))
+    }
+
+    /// What fails a call of which so many bytes cannot be kept, and the error for the replying function.
+    fn failed_for_memory(&self, id: u64, bytes: usize) -> (Outgoing, Error) {
+        let error = self.no_memory(bytes);
+        let failed = Header { code: FAILED_MEMORY, ..Header::new(Kind::Failed, id) };
+        (Outgoing::new(failed, self.cut(error.to_string()), None), error)
     }
 
     /// A text, at most as long as the client takes.
@@ -515,8 +525,11 @@ impl Session {
         self.take_deferred().into_iter().for_each(|message| path.outbox.push_all(message));
         let flushed = path.outbox.flush();
         self.pass_on_space(path);
-        if !matches!(flushed, Ok(false)) || self.is_gone.load(Relaxed) {
-            if self.clear(path) {
+        let is_over = flushed.is_err() || self.is_gone.load(Relaxed);
+        if is_over || path.outbox.is_empty() {
+            // What another thread has deferred meanwhile stays: that thread has asked for the loop's attention.
+            let has_ended = if is_over { self.clear(path) } else { self.end_backpressure() };
+            if has_ended {
                 // The loop may resume its requests.
                 self.shared.notify();
             }

@@ -187,8 +187,8 @@ impl<'a> SessionRef<'a> {
             if !path.outbox.is_whole(payload.len()) && path.outbox.is_empty() {
                 let kept = self.memory.take(payload.len() as u64).ok_or_else(|| self.no_memory(payload.len()))?;
                 let written = path.outbox.write_or_queue(header, payload, Some(kept));
-                written.map_err(|error| self.count_dropped(error))?;
-                self.flush(&mut path)?;
+                let flushed = self.flush(&mut path);
+                written.and(flushed)?;
                 return Ok(Sent::Sent);
             }
             if path.outbox.try_write(header, payload).map_err(|error| self.count_dropped(error))? {

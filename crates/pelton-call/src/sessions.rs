@@ -13,7 +13,7 @@ pub(super) struct SessionSlot {
     pub(super) session: SessionOwner,
     /// A request of which some pieces have come.
     pub(super) assembly: Option<Assembly>,
-    /// The size of the last request that came in pieces.
+    /// The size of the last request that came in pieces; 0 if it was not stored.
     pub(super) assembled: usize,
     /// The number of its lane of requests.
     lane: u32,

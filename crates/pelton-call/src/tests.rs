@@ -1,17 +1,20 @@
 //! `spec/vectors/calls.json`, replayed on a real link, one side of which breaks the rules; and other sides that do.
 
-use super::frame::{By, Header, Kind};
+use super::frame::{Assembly, By, Header, Kind};
 use super::inbox::{Inbox, StoredCompletion};
 use super::placed::Storage;
 use super::reply_lock::ReplyLock;
 use super::{CallId, Client, Loss, Outcome, Service};
+use crate::body::Flag;
 use crate::outbox::FrameSender as _;
+use pelton_channel::raw::{Budget, Share};
 use pelton_channel::{Armed, Deadline, Error, Options, Result, Sent, Traceparent};
 use pelton_testkit::{Random, Watchdog, deadline, readable, this_thread, wait_until_thread_polls};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -94,9 +97,12 @@ struct Link {
 }
 
 fn link(count: usize) -> Link {
+    link_with(count, <Options>::new().capacity(1 << 16).call_bytes_max(BYTES_MAX))
+}
+
+fn link_with(count: usize, options: Options) -> Link {
     let directory = tempfile::tempdir_in("/tmp").unwrap();
     let name = format!("unix:{}/s", directory.path().display());
-    let options = <Options>::new().capacity(1 << 16).call_bytes_max(BYTES_MAX);
     let mut service = Service::listen_with(&name, &options.cast()).unwrap();
     let connecting = std::thread::spawn(move || {
         (0..count).map(|_| Client::connect_with(&name, &options.cast()).unwrap()).collect::<Vec<_>>()
@@ -671,4 +677,90 @@ fn an_event_loop_is_woken_for_the_space_of_a_traced_call_that_another_service_is
     let moved = take_calls(&mut survivor);
     assert_eq!((own.len(), moved.len()), (1, 1));
     assert_eq!((&moved[0].0[..], moved[0].1), (&LARGEST[..], Some(span())));
+}
+
+#[test]
+fn the_memory_for_a_message_in_pieces_is_counted_before_they_come() {
+    const MIB: u64 = 1 << 20;
+    let budget = Budget::new(8 * MIB);
+    let share = Share::new(&budget);
+    let header = Header { more: true, ..Header::new(Kind::Request, 1 << 32) };
+    let mut expected = Assembly::new(header, share.take(0), MIB as usize);
+    assert_eq!(budget.left(), 7 * MIB);
+    assert!(expected.bytes.capacity() as u64 >= MIB);
+    assert!(expected.grow(MIB) && budget.left() == 7 * MIB);
+    assert!(expected.grow(2) && budget.left() == 7 * MIB - 2, "what is more is counted too");
+    drop(expected);
+
+    let mut unexpected = Assembly::new(header, share.take(0), 6 * MIB as usize);
+    assert_eq!((budget.left(), unexpected.bytes.capacity()), (8 * MIB, 0), "a client may have half of the memory");
+    assert!(unexpected.grow(3 * MIB) && budget.left() == 5 * MIB);
+    assert!(!unexpected.grow(3 * MIB) && budget.left() == 8 * MIB);
+    assert!(!unexpected.grow(1), "of a message without memory nothing more is stored");
+
+    let mut huge = Assembly::new(header, None, usize::MAX);
+    assert!((16 * MIB..32 * MIB).contains(&(huge.bytes.capacity() as u64)));
+    huge.bytes.extend_from_slice(b"few bytes");
+    let bytes = huge.into_bytes();
+    assert!(bytes == b"few bytes" && bytes.capacity() < 1024, "a user that keeps it keeps no more");
+}
+
+#[test]
+fn the_rest_of_a_reply_that_waits_counts_as_memory_until_it_is_written() {
+    let options = <Options>::new().capacity(1 << 16).call_bytes_max(1 << 20);
+    let Link { mut service, mut clients } = link_with(1, options);
+    let client = &mut clients[0];
+    let reply: Vec<u8> = (0..1_000_000_u32).map(|at| (at.wrapping_mul(at) >> 8) as u8).collect();
+    // The size of the second reply is expected.
+    for _ in 0..2 {
+        let call = client.submit(b"").unwrap();
+        let request = service.receive_until(deadline()).unwrap().unwrap();
+        let memory = Arc::clone(&request.contents().responder.session.memory);
+        let before = memory.left();
+        request.reply(&reply).unwrap();
+        assert!(memory.left() <= before - 1_000_000, "the client may have {}, had {before}", memory.left());
+        let completion = loop {
+            assert!(service.try_receive().unwrap().is_none());
+            if let Some(completion) = client.completion_of_until(call, Duration::from_millis(1)).unwrap() {
+                break completion.into_vec();
+            }
+        };
+        assert!(completion == reply, "{} bytes", completion.len());
+        assert!(service.try_receive().unwrap().is_none());
+        assert_eq!(memory.left(), before);
+    }
+}
+
+#[test]
+fn a_reply_that_is_deferred_during_a_flush_is_not_dropped_by_it() {
+    let _watchdog = Watchdog::new("a deferred reply is not dropped");
+    let Link { mut service, mut clients } = link(1);
+    let client = &mut clients[0];
+    for _ in 0..20 {
+        let mut ids = Vec::new();
+        for _ in 0..500 {
+            client.submit(b"").unwrap();
+            let mut responder = service.receive().unwrap().into_responder();
+            responder.is_answered = Flag::Yes;
+            ids.push(responder.id);
+        }
+        let session = Arc::clone(&service.sessions.get(0).unwrap().session);
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    if let Some(mut path) = session.try_lock().unwrap() {
+                        session.flush(&mut path).unwrap();
+                    }
+                }
+            });
+            ids.iter().for_each(|id| session.defer(Header::new(Kind::Reply, *id), b"").unwrap());
+            is_done.store(true, Ordering::Relaxed);
+        });
+        assert!(service.try_receive().unwrap().is_none());
+        for number in 0..500 {
+            let reply = client.completion_until(Duration::from_secs(10)).unwrap();
+            assert!(reply.is_some(), "{number} of 500 replies came");
+        }
+    }
 }

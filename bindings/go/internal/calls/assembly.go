@@ -1,6 +1,8 @@
 package calls
 
 import (
+	"slices"
+
 	"github.com/pelton-ipc/pelton/bindings/go/internal/limits"
 )
 
@@ -10,8 +12,9 @@ type Assembly struct {
 	bytes  []byte
 	// The bytes that have come, including those that are not kept.
 	Count int
-	// The memory for its bytes; isDiscarded if there was not enough, so that they are not kept.
+	// The memory for its bytes, and how many it counts; isDiscarded if there was not enough, so that they are not kept.
 	share       limits.Share
+	counted     int
 	IsDiscarded bool
 	// The size of the message before: a guess for the next one.
 	last int
@@ -20,13 +23,23 @@ type Assembly struct {
 // expectedMost limits the memory for a message of which one piece has come.
 const expectedMost = 16 << 20
 
-// Use gives the memory for the message whose first piece is to be added.
-func (a *Assembly) Use(buffer []byte) { a.bytes = buffer[:0] }
+// Expected returns the size of the message before, as a guess at that of the one whose first piece is to be added.
+func (a *Assembly) Expected() int { return min(a.last, expectedMost) }
+
+// Use gives the memory for the message whose first piece is to be added. It counts as the client's, if that may have so
+// much; otherwise it is not used.
+func (a *Assembly) Use(buffer []byte, of *limits.Client) {
+	if of == nil || of.Grow(&a.share, uint64(cap(buffer))) {
+		a.bytes, a.counted = buffer[:0], cap(buffer)
+	}
+}
 
 // HasMemory takes the memory for a piece from the client's. If that is too little, nothing of the message is kept
 // from then on.
 func (a *Assembly) HasMemory(of *limits.Client, bytes int) bool {
-	if !a.IsDiscarded && !of.Grow(&a.share, uint64(bytes)) {
+	more := max(0, a.Count+bytes-a.counted)
+	a.counted += more
+	if !a.IsDiscarded && !of.Grow(&a.share, uint64(more)) {
 		a.IsDiscarded, a.bytes = true, nil
 		a.share.ShrinkTo(0)
 	}
@@ -45,10 +58,6 @@ func (a *Assembly) Add(h Header, payload []byte, most int, isKept bool) string {
 	a.Count += len(payload)
 	if !hasBegun {
 		a.Header = h
-		// Without it, many pieces would move those before them.
-		if expected := min(a.last, expectedMost); isKept && cap(a.bytes) < expected {
-			a.bytes = make([]byte, 0, expected)
-		}
 	}
 	// The bytes of an abandoned call are not kept, but its end must be detected.
 	if isKept {
@@ -57,11 +66,14 @@ func (a *Assembly) Add(h Header, payload []byte, most int, isKept bool) string {
 	return ""
 }
 
-// Take returns the complete message, and forgets it.
+// Take returns the complete message, without much memory beyond it, and forgets it.
 func (a *Assembly) Take() (Header, []byte) {
 	whole := *a
 	a.Forget()
 	a.last = whole.Count
+	if cap(whole.bytes)/2 > len(whole.bytes) {
+		whole.bytes = slices.Clone(whole.bytes)
+	}
 	return whole.Header, whole.bytes
 }
 

@@ -14,7 +14,7 @@ pub(crate) struct Connection {
     pub(crate) outbox: Outbox,
     pub(crate) replies: Receiver,
     pub(super) assembly: Option<Assembly>,
-    /// The size of the last message that came in pieces.
+    /// The size of the last message that came in pieces; 0 if it was not stored.
     assembled: usize,
     /// Identifies it among all connections that this client ever has. Never 0.
     pub(super) number: u32,

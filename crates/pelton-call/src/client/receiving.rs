@@ -329,7 +329,7 @@ impl Client {
             let Some(assembly) = complete else { return Ok(Sorted::Nothing) };
             self.note_complete(at, call, header.kind);
             match is_awaited {
-                true => self.store(call, outcome_of(&assembly.header), assembly.bytes),
+                true => self.store(call, outcome_of(&assembly.header), assembly.into_bytes()),
                 false => self.completions_dropped += 1,
             }
             return Ok(Sorted::Nothing);
