@@ -341,7 +341,8 @@ impl Client {
 
     /// Submits a request, if there is space now, fewer than 1,024 calls are in flight, and not too many completions are
     /// stored; `None` otherwise: take completions, or use [`Client::submit`]. What finds no space of a request larger
-    /// than the lane's largest message is copied, and written as space comes, whenever this client is used. Never waits.
+    /// than the lane's largest message is copied, and written as space comes, whenever this client is used. Never
+    /// waits.
     ///
     /// # Errors
     /// [`Error::TooLarge`] for more than the service takes ([`Client::request_bytes_max`]); [`Error::Closed`] and

@@ -295,7 +295,7 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// A message that waits for space in a lane, or what is left of it.
+/// A message that waits for space in a lane, or the rest of one.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     header: Header,
@@ -311,7 +311,7 @@ impl Outgoing {
         Outgoing { header, bytes, written: 0, is_begun: false, _kept: kept }
     }
 
-    /// A copy of what is left of a message.
+    /// A copy of the rest of a message.
     pub(crate) fn of_rest(rest: &Pieces<'_>, kept: Option<Kept>) -> Outgoing {
         Outgoing { is_begun: rest.is_begun, ..Outgoing::new(rest.header, rest.left.to_vec(), kept) }
     }

@@ -147,8 +147,8 @@ impl Outbox {
         self.queue.push_back(message);
     }
 
-    /// Writes what there is space for of a message, if no other waits before it, and queues a copy of the rest. After an
-    /// error nothing is queued: nobody reads the lane any more, or nothing was written.
+    /// Writes what there is space for of a message, if no other waits before it, and queues a copy of the rest. After
+    /// an error nothing is queued: nobody reads the lane any more, or nothing was written.
     pub(crate) fn write_or_queue(&mut self, header: Header, payload: &[u8], kept: Option<Kept>) -> Result<()> {
         let mut pieces = Pieces::new(header, payload);
         let most = self.sender.message_bytes_max();

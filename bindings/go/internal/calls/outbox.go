@@ -17,7 +17,7 @@ type Queued struct {
 	Header  Header
 	Bytes   []byte
 	Written int
-	// Bytes is what is left of a message that has begun.
+	// Bytes is the rest of a message that has begun.
 	isRest bool
 	// The part whose goroutine waits until it is written; nil: none does, and the bytes are a copy.
 	Part *WaitingPart
