@@ -578,20 +578,17 @@ func TestWhatAServiceKeepsOfLargeRequestsIsBounded(t *testing.T) {
 		}
 	}
 	check()
-	// In pieces, whose memory is that of earlier ones; a small request that is not answered keeps none of it.
+	// A small request that is not answered keeps none of it; one that is too large to be kept takes no other's place.
 	small := must(client.Submit(ctx, payload(0, 100)))
 	held := must(service.Receive(ctx))
-	for n := range 5 {
-		call := must(client.Submit(ctx, payload(n, 5_000_000)))
+	for n, size := range []int{5_000_000, keptBytes + 1, 5_000_000} {
+		call := must(client.Submit(ctx, payload(n, size)))
 		request := must(service.Receive(ctx))
-		if !bytes.Equal(request.Bytes(), payload(n, 5_000_000)) || cap(request.Bytes()) > 10_000_000 {
-			t.Fatal("request", n, "has", len(request.Bytes()), "bytes of", cap(request.Bytes()))
-		}
 		if err := request.Reply(request.Bytes()); err != nil {
 			t.Fatal(err)
 		}
-		if reply := must(call.Await(ctx)); !bytes.Equal(reply, payload(n, 5_000_000)) || cap(reply) > 10_000_000 {
-			t.Fatal("reply", n, "has", len(reply), "bytes of", cap(reply))
+		if reply := must(call.Await(ctx)); !bytes.Equal(reply, payload(n, size)) {
+			t.Fatal("the reply to", size, "bytes has", len(reply))
 		}
 		check()
 	}
@@ -602,6 +599,29 @@ func TestWhatAServiceKeepsOfLargeRequestsIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(small.Await(ctx))
+}
+
+func TestMessagesInPiecesHaveLittleMoreMemoryThanBytes(t *testing.T) {
+	name, ctx := place(t), soon(t)
+	options := &Options{Capacity: 1 << 20}
+	service := must(ListenService(name, options))
+	defer service.Close()
+	client := connected(t, name, options)
+	// What is reserved for the second is used, and for the third is too much.
+	for n, size := range []int{5_000_000, 5_000_000, 1_000_000} {
+		replies := make(chan []byte, 1)
+		go func() { replies <- must(client.Call(ctx, payload(n, size))) }()
+		request := must(service.Receive(ctx))
+		if !bytes.Equal(request.Bytes(), payload(n, size)) || cap(request.Bytes()) > 2*size {
+			t.Fatal("request", n, "has", len(request.Bytes()), "bytes of", cap(request.Bytes()))
+		}
+		if err := request.Reply(request.Bytes()); err != nil {
+			t.Fatal(err)
+		}
+		if reply := <-replies; !bytes.Equal(reply, payload(n, size)) || cap(reply) > 2*size {
+			t.Fatal("reply", n, "has", len(reply), "bytes of", cap(reply))
+		}
+	}
 }
 
 func TestARequestInPiecesSharesNoMemoryWithOneThatCameBetween(t *testing.T) {

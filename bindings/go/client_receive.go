@@ -157,8 +157,7 @@ func (c *Client) handle(link *clientLink, h calls.Header, payload []byte, p *cal
 	found, isOwn := answer{kind: h.Kind, code: h.Code, bytes: payload}, false
 	if h.More || h.Continued {
 		if !h.Continued && p.state == slotWaiting {
-			// Without it, many pieces would move those before them.
-			link.assembly.Use(make([]byte, 0, link.assembly.Expected()), nil)
+			link.assembly.Reserve(nil, func(bytes int) []byte { return make([]byte, 0, bytes) })
 		}
 		if rule := link.assembly.Add(h, payload, c.bytesMax, p.state == slotWaiting); rule != "" {
 			return rule

@@ -186,9 +186,8 @@ func (s *Service) handle(in *inLane, record lane.Record) string {
 	if isPiece {
 		// A request that is returned is not kept.
 		isKept := !(isRequest && s.isDraining)
-		if expected := c.assembly.Expected(); isKept && !h.Continued && expected > 0 {
-			// Without it, many pieces would move those before them.
-			c.assembly.Use(s.takeMemory(expected), &c.kept)
+		if isKept && !h.Continued {
+			c.assembly.Reserve(&c.kept, s.takeMemory)
 		}
 		isKept = isKept && c.assembly.HasMemory(&c.kept, len(payload))
 		if rule := c.assembly.Add(h, payload, s.bytesMax, isKept); rule != "" {
@@ -539,6 +538,9 @@ func (r Request) putBack() {
 	a.use.Add(1)
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
+	if cap(a.bytes) > keptBytes {
+		a.bytes = nil
+	}
 	s.kept += cap(a.bytes)
 	if cap(a.bytes) > smallBytes {
 		s.large = append(s.large, a.bytes)

@@ -309,7 +309,8 @@ def test_large_calls_of_many_threads_whose_buffers_are_used_again_get_their_own_
         try:
             before = client.call(b"first %d" % own, LIMIT), b"first %d" % own
             for number in range(24):
-                request = (b"%d of %d, " % (number, own) * sizes[(number + own) % 8])[: sizes[(number + own) % 8]]
+                size = sizes[(number + own) % 8]
+                request = (b"%d of %d, " % (number, own) * (size // 8 + 1))[:size]
                 reply = client.call(request, LIMIT)
                 assert reply == request[::-1]
                 assert before[0] == before[1][::-1], "a later reply does not change an earlier one"

@@ -205,12 +205,12 @@ pub(crate) struct Assembly {
 }
 
 impl Assembly {
-    /// `expected` is the size of the message before it: a guess. If there is memory for so much, it is reserved and
-    /// counted, since otherwise each piece may move those before it.
+    /// `expected` is the size of the message before it: a guess. If there is memory for four times as much, it is
+    /// reserved and counted, since otherwise each piece may move those before it.
     pub(crate) fn new(header: Header, kept: Option<Kept>, expected: usize) -> Assembly {
         let mut assembly = Assembly { header, bytes: Vec::new(), length: 0, counted: 0, kept, is_dropped: false };
         let expected = expected.min(EXPECTED_MAX);
-        if assembly.kept.as_mut().is_none_or(|kept| kept.grow(expected as u64)) {
+        if assembly.kept.as_mut().is_none_or(|kept| kept.grow_if_ample(expected as u64)) {
             assembly.counted = expected as u64;
             // If it fails, the pieces that come decide.
             let _ = assembly.bytes.try_reserve(expected);

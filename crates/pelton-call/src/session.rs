@@ -525,9 +525,11 @@ impl Session {
         self.take_deferred().into_iter().for_each(|message| path.outbox.push_all(message));
         let flushed = path.outbox.flush();
         self.pass_on_space(path);
-        let is_over = flushed.is_err() || self.is_gone.load(Relaxed);
+        // After a shortage of the system, what has begun must still end.
+        let is_short = matches!(flushed, Err(Error::System { .. }));
+        let is_over = flushed.is_err() && !is_short || self.is_gone.load(Relaxed);
         if is_over || path.outbox.is_empty() {
-            // What another thread has deferred meanwhile stays: that thread has asked for the loop's attention.
+            // What another thread has deferred meanwhile stays: the loop finds it.
             let has_ended = if is_over { self.clear(path) } else { self.end_backpressure() };
             if has_ended {
                 // The loop may resume its requests.

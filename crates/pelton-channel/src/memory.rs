@@ -155,6 +155,11 @@ pub struct Kept {
 }
 
 impl Kept {
+    /// As [`Kept::grow`], but only if the share may grow by four times as much.
+    pub fn grow_if_ample(&mut self, bytes: u64) -> bool {
+        bytes <= self.share.left() / 4 && self.grow(bytes)
+    }
+
     /// Takes more. Returns false if the share may not grow by `bytes`.
     pub fn grow(&mut self, bytes: u64) -> bool {
         let grown = self.share.grow(bytes);

@@ -23,14 +23,13 @@ type Assembly struct {
 // expectedMost limits the memory for a message of which one piece has come.
 const expectedMost = 16 << 20
 
-// Expected returns the size of the message before, as a guess at that of the one whose first piece is to be added.
-func (a *Assembly) Expected() int { return min(a.last, expectedMost) }
-
-// Use gives the memory for the message whose first piece is to be added. It counts as the client's, if that may have so
-// much; otherwise it is not used.
-func (a *Assembly) Use(buffer []byte, of *limits.Client) {
-	if of == nil || of.Grow(&a.share, uint64(cap(buffer))) {
-		a.bytes, a.counted = buffer[:0], cap(buffer)
+// Reserve gets memory for the message whose first piece is to be added, as much as the one before had, since otherwise
+// many pieces move those before them. It counts as the client's, if of is not nil, and is not reserved if the client
+// may not have four times as much.
+func (a *Assembly) Reserve(of *limits.Client, memory func(bytes int) []byte) {
+	expected := min(a.last, expectedMost)
+	if expected > 0 && (of == nil || of.GrowIfAmple(&a.share, uint64(expected))) {
+		a.bytes, a.counted = memory(expected)[:0], expected
 	}
 }
 

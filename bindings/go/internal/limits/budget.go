@@ -102,6 +102,11 @@ func (c *Client) Grow(p *Share, bytes uint64) bool {
 	return true
 }
 
+// GrowIfAmple is Grow, but only if the client may have four times as many bytes.
+func (c *Client) GrowIfAmple(p *Share, bytes uint64) bool {
+	return bytes <= c.left()/4 && c.Grow(p, bytes)
+}
+
 // NoMemory returns the error for a reply or request of this number of bytes.
 func (c *Client) NoMemory(bytes int) error {
 	return fail.New(fail.ErrServiceMemory,

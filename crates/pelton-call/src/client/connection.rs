@@ -130,7 +130,8 @@ impl Connection {
         bytes_max: u64,
     ) -> Result<Option<Assembly>> {
         Assembly::check(&self.assembly, &header).map_err(|rule| broken(rule, record))?;
-        let mut assembly = self.assembly.take().unwrap_or_else(|| Assembly::new(header, None, self.assembled));
+        let expected = if is_wanted { self.assembled } else { 0 };
+        let mut assembly = self.assembly.take().unwrap_or_else(|| Assembly::new(header, None, expected));
         if assembly.bytes.len() as u64 + record.bytes - HEADER_BYTES as u64 > bytes_max {
             return Err(broken("size", record));
         }
