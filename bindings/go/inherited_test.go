@@ -29,7 +29,6 @@ func serveUntilTerminated(ctx context.Context, name string) error {
 		service.Drain()
 	}()
 	err = service.Serve(ctx, func(request Request) { _ = request.Reply(request.Bytes()) })
-	fmt.Println("drained")
 	if err = errors.Join(err, service.Close()); err != nil {
 		return err
 	}
@@ -42,6 +41,8 @@ func serveUntilTerminated(ctx context.Context, name string) error {
 		}
 		err = again.Close()
 	}
+	// Not before: a client that connects meanwhile is the second service's, which closes.
+	fmt.Println("drained")
 	os.Exit(map[bool]int{true: 0, false: 1}[err == nil])
 	return err
 }
