@@ -17,7 +17,7 @@ const SMALL: usize = 2048;
 
 /// Buffers of this size and more are used again. With the default settings of glibc, memory of a large buffer goes back
 /// to the kernel as soon as that and the `bytes` made of it are freed, and the next message pays a page fault for each
-/// 4 KiB of it: calls of 200 kB took up to 8 times as long.
+/// 4 KiB of it: a call of 200 kB took seven times as long.
 const REUSED_MIN: usize = 64 << 10;
 /// How many bytes of buffers are kept in all, in this process.
 const KEPT_MAX: usize = 8 << 20;
