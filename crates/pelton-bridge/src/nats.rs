@@ -40,7 +40,7 @@ const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(2);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest answer of a server's monitoring that is read.
 const MONITOR_BYTES_MAX: u64 = 1 << 20;
-/// A stream that is not found, or that has gone back, may be a server that is still starting.
+/// A stream that is not found, that finds no servers, or that has gone back, may be a server that is still starting.
 pub const SETTLE_TIME: Duration = Duration::from_secs(10);
 
 /// Options of every command: the servers, and the secrets.
@@ -421,7 +421,7 @@ impl Nats {
     async fn create(&self, subject: String, replicas: usize, stop: &Stop) -> Result<(), Failure> {
         let (name, subjects) = (self.stream.clone(), vec![subject]);
         let config = Config { name, subjects, num_replicas: replicas, ..Config::default() };
-        let mut retry = Retry::new("creating the stream", &self.status);
+        let (mut retry, began) = (Retry::new("creating the stream", &self.status), Instant::now());
         loop {
             let created = tokio::select! {
                 created = self.jetstream.get_or_create_stream(config.clone()) => created,
@@ -435,6 +435,12 @@ impl Nats {
                         if refused.error_code() == ErrorCode::STREAM_NAME_EXIST =>
                     {
                         return Ok(());
+                    }
+                    // A server of the cluster that is still starting.
+                    CreateStreamErrorKind::JetStream(refused)
+                        if refused.error_code() == ErrorCode::CLUSTER_NO_PEERS && began.elapsed() < SETTLE_TIME =>
+                    {
+                        retry.pause(stop, &refused).await?;
                     }
                     CreateStreamErrorKind::JetStream(refused) if refused.code() != 503 => {
                         let reason = limit_text(&refused, &self.stream).unwrap_or_else(|| refused.to_string());

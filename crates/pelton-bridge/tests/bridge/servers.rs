@@ -260,6 +260,34 @@ fn a_full_disk_of_the_server_loses_nothing() {
 }
 
 #[test]
+fn a_stream_is_created_as_soon_as_the_cluster_has_enough_servers() {
+    let ports = [0; 3].map(|_| free_port());
+    let options = ports.map(|port| {
+        let others = ports.iter().filter(|other| **other != port);
+        let routes: Vec<String> = others.map(|other| format!("\"nats://127.0.0.1:{other}\"")).collect();
+        let routes = routes.join(", ");
+        let cluster = format!("cluster {{ name: c, listen: \"127.0.0.1:{port}\", routes: [ {routes} ] }}");
+        [format!("server_name: server{port}"), cluster]
+    });
+    let options = options.each_ref().map(|options| options.each_ref().map(String::as_str));
+    let Some(place) = Place::new(&options[0]) else { return };
+    let program = server_program().expect("there was one");
+    let start =
+        |index: usize| Server::start(&program, &place.here.path().join(format!("nats{index}")), &options[index]);
+    let _second = start(1);
+    let jetstream = place.jetstream();
+    let config = || async_nats::jetstream::stream::Config { name: "OTHER".to_owned(), ..Default::default() };
+    // After ten seconds without the third server.
+    eventually("two servers to have a leader", || {
+        place.runtime.block_on(jetstream.get_or_create_stream(config())).is_ok()
+    });
+    let out = place.out(&["--create", "--require-replicas", "3"]);
+    out.says("creating the stream: no suitable peers");
+    let _third = start(2);
+    out.says("files of a majority of 3 servers");
+}
+
+#[test]
 fn bridges_at_a_leaf_node_use_the_domain_behind_it() {
     let port = free_port();
     let hub = format!("leafnodes {{ listen: \"127.0.0.1:{port}\" }}");
