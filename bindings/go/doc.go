@@ -78,12 +78,11 @@
 //
 // Methods whose names begin with Try never wait, nor do Commit, Abort, Release, TakeFiles, Trim and Close. The others
 // take a context, and return its error when it ends; if they need not wait, they ignore it. A waiting goroutine first
-// polls its peer's memory, about three times as long as its wake-ups have taken lately: 5 to 50 µs. Other goroutines
-// may run once meanwhile. It does not poll if the peer last woke it from the processor on which it runs itself, where
-// the peer could not run meanwhile, and rarely if polling was useless lately. If both processes may use only one and
-// the same processor, it yields once instead. Then it is parked in the runtime's poller until the other side rings:
-// see [Options.Wait]. The goroutine that takes a service's requests blocks in the kernel instead, on a thread of its
-// own meanwhile, which needs fewer system calls for each request.
+// polls its peer's memory, for 50 µs. Other goroutines may run once meanwhile. It does not poll if the peer last woke
+// it from the processor on which it runs itself, where the peer could not run meanwhile, and rarely if polling was
+// useless lately. If both processes may use only one and the same processor, it yields once instead. Then it is parked
+// in the runtime's poller until the other side rings: see [Options.Wait]. The goroutine that takes a service's requests
+// blocks in the kernel instead, on a thread of its own meanwhile, which needs fewer system calls for each request.
 //
 // # Errors
 //

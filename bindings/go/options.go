@@ -16,7 +16,7 @@ import (
 type Wait int
 
 const (
-	// Block busy-polls for 5 to 50 µs, and lets other goroutines run once meanwhile. It does not busy-poll if that was
+	// Block busy-polls for 50 µs, and lets other goroutines run once meanwhile. It does not busy-poll if that was
 	// useless lately, or if the peer shares this goroutine's processor. Then the goroutine is parked until the other side
 	// rings. No thread waits in the kernel.
 	Block Wait = iota

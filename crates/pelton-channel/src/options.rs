@@ -292,9 +292,8 @@ impl<M> Options<M> {
         self
     }
 
-    /// How long `Client::busy_poll` may poll for replies, if recent replies arrived within that time. The default of
-    /// 50 µs, or less, is a limit: it polls for a shorter time where wake-ups are short. A longer time is taken as it
-    /// is. For large requests it polls for up to 100 µs. Zero: it polls once.
+    /// How long `Client::busy_poll` polls for replies, by default 50 µs, if recent replies arrived within that time.
+    /// For large requests it polls for up to 100 µs. Zero: it polls once.
     pub fn busy_poll(mut self, limit: Duration) -> Options<M>
     where
         M: Accepts<setting::BusyPoll>,

@@ -353,7 +353,8 @@ impl Receiver {
         if self.endpoint.spin.first_polls() > 0
             && let Some(backoff) = &mut self.backoff
         {
-            for _ in 0..backoff.next_pauses(self.lanes.progress() as u32) {
+            let offset = if self.many { 0 } else { self.lanes.current.consumer.offset() };
+            for _ in 0..backoff.next_pauses(self.lanes.progress() as u32, offset) {
                 os::relax();
             }
         }
@@ -1163,5 +1164,27 @@ impl Side for Receiver {
         // Needs one system call for any number of lanes.
         let gone = self.lanes.current.link.is_peer_gone()? || self.found_end().is_some();
         Ok(gone || (!self.lanes.is_one() && self.endpoint.doorbells.is_any_gone()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Options;
+
+    #[test]
+    fn the_backoff_learns_of_a_long_lap() {
+        let (mut sender, mut receiver) = Options::new().threads().unwrap();
+        if receiver.endpoint.spin.first_polls() == 0 {
+            return eprintln!("SKIPPED: with one processor, no receiver backs off");
+        }
+        // Beyond the window, then at the front again.
+        for count in [48, 1] {
+            for _ in 0..count {
+                sender.send(&[0; 65536]).unwrap();
+            }
+            while receiver.try_receive().unwrap().is_some() {}
+            assert!(!receiver.comes_soon());
+        }
+        assert!(receiver.backoff.as_ref().is_some_and(|backoff| backoff.is_after_long_lap()));
     }
 }

@@ -248,7 +248,7 @@ impl Subscriber {
     /// As `Receiver::comes_soon`.
     fn comes_soon(&mut self) -> bool {
         if self.endpoint.spin.first_polls() > 0 {
-            for _ in 0..self.backoff.next_pauses(self.parts.lane.number() as u32) {
+            for _ in 0..self.backoff.next_pauses(self.parts.lane.number() as u32, 0) {
                 os::relax();
             }
         }

@@ -262,7 +262,7 @@ impl SubscriberSet {
     /// As `Subscriber::comes_soon`.
     fn comes_soon(&mut self) -> bool {
         if self.spin.first_polls() > 0 {
-            for _ in 0..self.backoff.next_pauses(self.received) {
+            for _ in 0..self.backoff.next_pauses(self.received, 0) {
                 os::relax();
             }
         }

@@ -179,17 +179,9 @@ pub trait Side: Polled {
 /// Loads between two checks of the clock and of other reasons to end a wait, which cost as much as several loads.
 const LOADS_PER_CLOCK: u32 = 32;
 
-/// A busy-poll lasts at most this many times as long as a wake-up has taken lately. It is worth more than one wake-up:
-/// a side that does not sleep also spares its peer the ring.
-const WAKE_UPS: u32 = 3;
-/// A busy-poll lasts at least this long, if it takes place.
-const BUSY_POLL_MIN: Duration = Duration::from_micros(5);
-/// And at most this long. A wake-up of a halted processor takes up to 50 µs on a virtual machine.
+/// A busy-poll lasts this long, three times a usual wake-up on a virtual machine. It is worth more than one wake-up: a
+/// side that does not sleep also spares its peer the ring.
 pub const BUSY_POLL: Duration = Duration::from_micros(50);
-/// The time of a wake-up that is assumed before the first one.
-const WAKE_UP_FIRST: Duration = Duration::from_micros(17);
-/// A measured wake-up counts for no longer than this: it may include other threads' time slices.
-const WAKE_UP_MAX: Duration = Duration::from_micros(100);
 /// A large message takes longer, because each side copies it: the time is a nanosecond longer for this number of bytes.
 /// At 100 KiB the sides of a call copied for some 20 µs each.
 const BYTES_PER_NS: u64 = 4;
@@ -214,8 +206,8 @@ const YIELD_REST: u32 = 1024;
 /// At most this many doublings of `YIELD_REST`.
 const YIELD_DOUBLINGS_MAX: u32 = 6;
 
-/// How long a side busy-polls before it sleeps: about as long as its wake-ups take, unless that was useless lately, or
-/// its peer shares its processor. docs/decisions/0037-busy-machine.md.
+/// Whether a side busy-polls before it sleeps: not where that was useless lately, nor if its peer shares its processor.
+/// docs/decisions/0037-busy-machine.md.
 #[derive(Debug)]
 pub struct Spin {
     wait: Wait,
@@ -230,8 +222,6 @@ pub struct Spin {
     /// Waits without a busy-poll since the last probe, and from one probe to the next.
     skipped: u16,
     interval: u16,
-    /// The average time from a ring to the end of the sleep.
-    wake_up: Duration,
     /// The waits left that do not yield, and the doublings of their number.
     rest: u32,
     doublings: u32,
@@ -248,7 +238,6 @@ impl Spin {
             score: SCORE_FIRST,
             skipped: 0,
             interval: PROBE_FIRST,
-            wake_up: WAKE_UP_FIRST,
             rest: 0,
             doublings: 0,
         };
@@ -263,22 +252,22 @@ impl Spin {
         }
     }
 
-    /// The time of the next busy-poll: zero for none. `ring`: the peer's last one. Call this once per wait.
-    fn next_time(&mut self, ring: Option<LastRing>) -> Duration {
+    /// Whether this wait busy-polls. `ring`: the peer's last one. Call this once per wait.
+    fn must_busy_poll(&mut self, ring: Option<LastRing>) -> bool {
         let rung_from_here = ring.filter(|ring| ring.at_ns != self.shared_at_ns && self.shares_processor_with(*ring));
         self.shared_at_ns = rung_from_here.map_or(self.shared_at_ns, |ring| ring.at_ns);
         self.shares_processor = self.one_processor || rung_from_here.is_some();
         if self.shares_processor {
-            return Duration::ZERO;
+            return false;
         }
         if self.score < SCORE_GOOD {
             self.skipped += 1;
             if self.skipped < self.interval {
-                return Duration::ZERO;
+                return false;
             }
             self.skipped = 0;
         }
-        (self.wake_up * WAKE_UPS).clamp(BUSY_POLL_MIN, BUSY_POLL)
+        true
     }
 
     /// Whether this side may sleep, and its peer was on this processor at its last ring or sleep. `ring`: its last one.
@@ -301,17 +290,6 @@ impl Spin {
             self.score -= 2;
         } else {
             self.interval = (self.interval * 2).min(PROBE_LAST);
-        }
-    }
-
-    /// Notes the time from the peer's ring to now, the end of a sleep that began at `slept_at_ns`. A ring from before
-    /// did not end it.
-    fn has_woken(&mut self, ring: Option<LastRing>, slept_at_ns: u64) {
-        let now_ns = os::monotonic_ns();
-        // The peer may have written any time, and a time namespace has a clock of its own.
-        if let Some(ring) = ring.filter(|ring| (slept_at_ns..=now_ns).contains(&ring.at_ns)) {
-            let took = Duration::from_nanos(now_ns - ring.at_ns).min(WAKE_UP_MAX);
-            self.wake_up = (self.wake_up * 7 + took) / 8;
         }
     }
 
@@ -341,7 +319,7 @@ impl Spin {
 #[cold]
 pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
     let ring = side.last_ring();
-    let time = side.spin().next_time(ring);
+    let time = if side.spin().must_busy_poll(ring) { BUSY_POLL } else { Duration::ZERO };
     let spins_only = side.spin().wait == Wait::Spin;
     let one_processor = side.spin().one_processor;
     if spins_only || !side.spin().shares_processor {
@@ -395,19 +373,14 @@ pub fn wait(side: &mut impl Side, deadline: Option<Instant>) -> Result<bool> {
             (Some(deadline), Some(limit)) => Some(deadline.min(limit)),
             (deadline, limit) => deadline.or(limit),
         };
-        let slept_at_ns = os::monotonic_ns();
         probe!(pelton, sleep);
         let ready = side.sleep(until);
         failpoint("wait: woken");
         side.disarm();
         let ready = ready?;
         probe!(pelton, wake, ready as u32);
-        if matches!(ready, Ready::Rung | Ready::RungAlone) {
-            let ring = side.last_ring();
-            side.spin().has_woken(ring, slept_at_ns);
-            if side.rung(ready == Ready::RungAlone)? {
-                return Ok(true);
-            }
+        if matches!(ready, Ready::Rung | Ready::RungAlone) && side.rung(ready == Ready::RungAlone)? {
+            return Ok(true);
         }
         if side.poll()? || (ready == Ready::Gone && side.end()?) {
             return Ok(true);
@@ -448,9 +421,8 @@ fn poll_repeatedly(side: &mut impl Polled) -> Result<bool> {
 }
 
 /// Busy-polls for a message of about `bytes`, before the caller's event loop arms: for `most`, or longer if there are
-/// many bytes. Returns whether the condition holds. Up to `BUSY_POLL`, `most` is a limit: it polls for less if
-/// wake-ups are short; a longer `most` is taken as it is. Polls only once if `most` is zero, if polling was useless
-/// lately, or if the peer shares this processor. Neither sleeps nor arms.
+/// many bytes. Returns whether the condition holds. Polls only once if `most` is zero, if polling was useless lately,
+/// or if the peer shares this processor. Neither sleeps nor arms.
 pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<bool> {
     if side.poll()? {
         return Ok(true);
@@ -459,12 +431,11 @@ pub fn busy_poll(side: &mut impl Polled, most: Duration, bytes: u64) -> Result<b
         return Ok(false);
     }
     let ring = side.last_ring();
-    let time = side.spin().next_time(ring);
-    if time.is_zero() {
+    if !side.spin().must_busy_poll(ring) {
         return if side.spin().one_processor { yield_once(side) } else { Ok(false) };
     }
     // A day at most, which the clock can represent.
-    let time = if most > BUSY_POLL { most.min(Duration::from_secs(86_400)) } else { time.min(most) };
+    let time = most.min(Duration::from_secs(86_400));
     let time = time.max((time + Duration::from_nanos(bytes / BYTES_PER_NS)).min(BUSY_POLL_LARGE));
     let mut until = None;
     loop {
@@ -501,18 +472,18 @@ mod tests {
         let mut spin = Spin::new(Wait::Block, None);
         let mut polls = Vec::new();
         for _ in 0..10_000 {
-            let time = spin.next_time(None);
-            polls.push(time);
-            if !time.is_zero() {
+            let polled = spin.must_busy_poll(None);
+            polls.push(polled);
+            if polled {
                 spin.has_failed();
             }
         }
-        let spent: Duration = polls.iter().sum();
-        assert!(spent < Duration::from_nanos(900) * 10_000, "{spent:?}");
-        assert!(polls[9_900..].iter().any(|time| !time.is_zero()), "the probes never cease");
-        while spin.next_time(None).is_zero() {}
+        let count = polls.iter().filter(|polled| **polled).count();
+        assert!(count < 180, "{count} busy-polls in 10,000 waits");
+        assert!(polls[9_900..].contains(&true), "the probes never cease");
+        while !spin.must_busy_poll(None) {}
         spin.has_paid();
-        assert!((0..3).all(|_| !spin.next_time(None).is_zero()));
+        assert!((0..3).all(|_| spin.must_busy_poll(None)));
     }
 
     #[test]
@@ -521,38 +492,17 @@ mod tests {
         let own = os::processor();
         assert!(own.is_some());
         // The kernel may move this thread between the two.
-        let is_zero = (0..100).any(|_| spin.next_time(ring(os::processor())).is_zero());
-        assert!(is_zero);
-        assert_eq!(spin.next_time(ring(Some(u32::MAX - 1))), BUSY_POLL);
+        assert!((0..100).any(|_| !spin.must_busy_poll(ring(os::processor()))));
+        assert!(spin.must_busy_poll(ring(Some(u32::MAX - 1))));
         assert_eq!(spin.first_polls(), LOADS_PER_CLOCK);
         // The same ring counts once, and a side that only polls is never rung.
-        assert_eq!(spin.next_time(Some(LastRing { processor: os::processor(), at_ns: spin.shared_at_ns })), BUSY_POLL);
+        assert!(spin.must_busy_poll(Some(LastRing { processor: os::processor(), at_ns: spin.shared_at_ns })));
         let mut polls_only = Spin::new(Wait::Spin, None);
-        assert!((0..100).all(|_| !polls_only.next_time(ring(os::processor())).is_zero()));
-        assert_eq!(spin.next_time(ring(None)), BUSY_POLL);
+        assert!((0..100).all(|_| polls_only.must_busy_poll(ring(os::processor()))));
+        assert!(spin.must_busy_poll(ring(None)));
         spin.one_processor = true;
-        assert!(spin.next_time(ring(None)).is_zero());
+        assert!(!spin.must_busy_poll(ring(None)));
         assert_eq!(spin.first_polls(), 0);
-    }
-
-    #[test]
-    fn the_time_follows_the_wake_ups_within_bounds_whatever_the_peer_writes() {
-        let at = |at_ns| Some(LastRing { processor: None, at_ns });
-        let mut spin = Spin::new(Wait::Block, None);
-        // Rings that did not end the sleep: of an earlier one, of a clock that is ahead, none.
-        let slept_at_ns = os::monotonic_ns();
-        for ring in [at(0), at(slept_at_ns - 1), at(u64::MAX), None] {
-            spin.has_woken(ring, slept_at_ns);
-            assert_eq!(spin.wake_up, WAKE_UP_FIRST, "{ring:?}");
-        }
-        (0..100).for_each(|_| spin.has_woken(at(1), 1));
-        assert_eq!(spin.next_time(None), BUSY_POLL);
-        // The shortest possible, between two reads of the clock; a pause of this thread makes some longer.
-        let is_short = |spin: &mut Spin| {
-            (0..50).for_each(|_| spin.has_woken(at(os::monotonic_ns()), 1));
-            spin.next_time(None) == BUSY_POLL_MIN
-        };
-        assert!((0..1000).any(|_| is_short(&mut spin)));
     }
 
     #[test]

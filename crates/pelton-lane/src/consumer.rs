@@ -616,6 +616,12 @@ impl Consumer {
         self.messages.wrapping_add(self.cursor().0.since(Position { offset: 0, seq: self.counted }))
     }
 
+    /// Where the next record will be: bytes after the front of the data.
+    #[inline(always)]
+    pub fn offset(&self) -> u64 {
+        self.cursor
+    }
+
     /// The bytes of those messages.
     pub fn taken_bytes(&self) -> u64 {
         self.bytes

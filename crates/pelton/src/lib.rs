@@ -151,13 +151,12 @@
 //! waiting in a call: [`Resuming`].
 //!
 //! # How a side waits
-//! A side that finds nothing polls its peer's memory, about three times as long as its wake-ups have taken lately: 5
-//! to 50 µs. It does not poll if the peer last woke it from the processor on which it runs itself, where the peer
-//! could not run meanwhile, and rarely if polling was useless lately. If both processes may use only one and the same
-//! processor, it yields once instead. Then it announces that it sleeps, checks once more, and sleeps in the kernel
-//! until the peer wakes it, the peer dies, or the time is over; where the kernel has membarrier, no timer runs, so an
-//! idle channel costs nothing. An event loop follows the same rule, in all languages: `busy_poll` polls (50 µs,
-//! because the loop's own time to wake up is not measured), `arm` announces and checks, and the loop's own epoll
+//! A side that finds nothing polls its peer's memory, for 50 µs. It does not poll if the peer last woke it from the
+//! processor on which it runs itself, where the peer could not run meanwhile, and rarely if polling was useless lately.
+//! If both processes may use only one and the same processor, it yields once instead. Then it announces that it sleeps,
+//! checks once more, and sleeps in the kernel until the peer wakes it, the peer dies, or the time is over; where the
+//! kernel has membarrier, no timer runs, so an idle channel costs nothing. An event loop follows the same rule, in all
+//! languages: `busy_poll` polls, `arm` announces and checks, and the loop's own epoll
 //! sleeps.
 //!
 //! # Copies, iterators, values

@@ -12,12 +12,7 @@ import (
 const (
 	loadsPerClock = 32
 
-	wakeUps     = 3
-	busyPollMin = 5 * time.Microsecond
-	busyPollMax = 50 * time.Microsecond
-	wakeUpFirst = 17 * time.Microsecond
-	wakeUpMax   = 100 * time.Microsecond
-
+	busyPollTime  = 50 * time.Microsecond
 	bytesPerNS    = 4
 	busyPollLarge = 100 * time.Microsecond
 
@@ -36,8 +31,8 @@ const (
 // doorbell.Own.Yield. That wakes a thread for them, which takes longer than most waits.
 const yieldAfter = 5 * time.Microsecond
 
-// Spin decides how long a side busy-polls before it sleeps: about as long as its wake-ups take, unless that was useless
-// lately, or its peer shares its processor. docs/decisions/0037-busy-machine.md.
+// Spin decides whether a side busy-polls before it sleeps: not where that was useless lately, nor if its peer shares
+// its processor. docs/decisions/0037-busy-machine.md.
 type Spin struct {
 	// IsBusy makes waits poll without ever sleeping.
 	IsBusy bool
@@ -58,15 +53,13 @@ type Spin struct {
 	score uint8
 	// Waits without a busy-poll since the last probe, and from one probe to the next.
 	skipped, interval uint16
-	// The average time from a ring to the end of the sleep.
-	wakeUp time.Duration
 	// The waits left that do not yield, and the doublings of their number.
 	rest, doublings uint
 }
 
 // New returns the policy of a new side.
 func New(isBusy bool) Spin {
-	return Spin{IsBusy: isBusy, score: scoreFirst, interval: probeFirst, wakeUp: wakeUpFirst}
+	return Spin{IsBusy: isBusy, score: scoreFirst, interval: probeFirst}
 }
 
 // setPeer counts the processors that this process and the peer may use, unless it has done so for this peer.
@@ -109,8 +102,7 @@ func (s *Spin) nextTime(ring lane.LastRing, processor func() uint32) time.Durati
 		}
 		s.skipped = 0
 	}
-	limit := max(min(s.wakeUp*wakeUps, busyPollMax), busyPollMin)
-	return min(limit+time.Duration(s.Bytes/bytesPerNS), busyPollLarge)
+	return min(busyPollTime+time.Duration(s.Bytes/bytesPerNS), busyPollLarge)
 }
 
 func (s *Spin) hasPaid() {
@@ -126,16 +118,6 @@ func (s *Spin) hasFailed() {
 		s.score -= 2
 	} else {
 		s.interval = min(s.interval*2, probeLast)
-	}
-}
-
-// hasWoken notes the time from the peer's ring to now, the end of a sleep that began at sleptAtNS. A ring from before
-// did not end it.
-func (s *Spin) hasWoken(ring lane.LastRing, sleptAtNS, nowNS uint64) {
-	// The peer may have written any time, and a time namespace has a clock of its own.
-	if sleptAtNS <= ring.AtNS && ring.AtNS <= nowNS {
-		took := time.Duration(min(nowNS-ring.AtNS, uint64(wakeUpMax)))
-		s.wakeUp = (s.wakeUp*7 + took) / 8
 	}
 }
 

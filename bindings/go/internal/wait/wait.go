@@ -82,12 +82,8 @@ func For(ctx context.Context, side Side, ownDoorbell *doorbell.Own, spin *Spin, 
 				side.Disarm()
 				return err
 			}
-			sleptAtNS := kernel.MonotonicNS()
-			isRung := ownDoorbell.Sleep(side.NeedsTimedWait())
+			ownDoorbell.Sleep(side.NeedsTimedWait())
 			side.Disarm()
-			if isRung {
-				spin.hasWoken(side.LastRing(), sleptAtNS, kernel.MonotonicNS())
-			}
 		}
 		if ready, err := side.Poll(); ready || err != nil {
 			return err
