@@ -38,7 +38,7 @@ SERVE does so with 1 and the text of the error that its handler signalled.")
 calls over all processes that listen under it.
 :TIMEOUT seconds to wait for a service; NIL does not wait. :CALL-BYTES-MAX bytes of the largest reply, or part of one,
 64 MiB.
-:BUSY-POLL seconds of the longest busy-poll for a reply, 0.00002; NIL does not busy-poll. Others as OPEN-SENDER.
+:BUSY-POLL seconds of the longest busy-poll for a reply, 0.00005; NIL does not busy-poll. Others as OPEN-SENDER.
 Interrupts are served while it waits. Signals TIMED-OUT with the restart WAIT-LONGER, NO-LISTENER-ERROR, REFUSED-ERROR,
 NAME-ERROR, OPTION-ERROR and others.
 

@@ -86,7 +86,8 @@ pub struct NatsArgs {
     /// The JetStream stream
     #[arg(long, value_name = "NAME")]
     pub stream: String,
-    /// Create the stream if there is none: in files, without limits, with --require-replicas replicas or one
+    /// Create the stream if there is none: in files, without limits, with --require-replicas replicas or one; tries for
+    /// 10 seconds while the cluster has too few servers for them
     #[arg(long)]
     create: bool,
     /// The JetStream domain, behind a leaf node
@@ -421,7 +422,9 @@ impl Nats {
     async fn create(&self, subject: String, replicas: usize, stop: &Stop) -> Result<(), Failure> {
         let (name, subjects) = (self.stream.clone(), vec![subject]);
         let config = Config { name, subjects, num_replicas: replicas, ..Config::default() };
-        let (mut retry, began) = (Retry::new("creating the stream", &self.status), Instant::now());
+        let mut retry = Retry::new("creating the stream", &self.status);
+        // A cluster that starts first has no leader, and then, for a while, too few servers.
+        let mut too_few_since = None;
         loop {
             let created = tokio::select! {
                 created = self.jetstream.get_or_create_stream(config.clone()) => created,
@@ -436,9 +439,9 @@ impl Nats {
                     {
                         return Ok(());
                     }
-                    // A server of the cluster that is still starting.
                     CreateStreamErrorKind::JetStream(refused)
-                        if refused.error_code() == ErrorCode::CLUSTER_NO_PEERS && began.elapsed() < SETTLE_TIME =>
+                        if refused.error_code() == ErrorCode::CLUSTER_NO_PEERS
+                            && too_few_since.get_or_insert_with(Instant::now).elapsed() < SETTLE_TIME =>
                     {
                         retry.pause(stop, &refused).await?;
                     }
@@ -541,7 +544,7 @@ impl Retry {
     /// As [`Retry::pause`], for a caller that handles signals itself.
     pub async fn pause_through(&mut self, error: impl std::fmt::Display) {
         if self.attempts == 1 {
-            let text = format!("{}: {error}; trying again until it succeeds", self.what);
+            let text = format!("{}: {error}; trying again", self.what);
             report(&text);
             self.problem = Some(Problem::begin(&self.status, text));
         }

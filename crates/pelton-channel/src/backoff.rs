@@ -16,8 +16,8 @@ const DOUBLINGS_MAX: [u32; 2] = [8, 4];
 /// After backing off, the receiver must find at least this many messages; otherwise the backoff has no benefit. One
 /// failure after a success may be chance, because the sender was delayed. Two in a row end the backoff.
 const RUN_MIN: u32 = 2;
-/// A lap of as many bytes is in a larger window: half of the second smallest. In the smallest one a backoff of 20 µs
-/// makes laps of some 700 KB, at 20 GB/s.
+/// A lap of as many bytes is in a larger window, half of the second smallest, or of a backlog. In the smallest one a
+/// backoff of 20 µs makes laps of some 700 KB, at 20 GB/s.
 const LONG_LAP: u64 = 2 << 20;
 /// Polls do not delay a sender that takes longer than this for a message.
 const SLOW_NS: u64 = 2_000;
@@ -132,7 +132,7 @@ impl Backoff {
     }
 
     /// The lane begins again at its front. If the sender tries a larger window, the receiver tries a backoff soon,
-    /// however seldom it did before: some windows are faster only with one.
+    /// however seldom it did before: some windows are faster only with one. After a backlog it does so too.
     #[cold]
     #[inline(never)]
     fn end_lap(&mut self) {
@@ -360,6 +360,7 @@ mod tests {
     fn a_round_trip_is_not_made_longer() {
         let (mut backoff, mut seq) = (Backoff::new(), 0);
         let (ns, paused) = run(&mut backoff, &mut seq, 100_000, |pauses| (1, 150 + u64::from(pauses) * PAUSE_NS));
+        // In 100,000 round trips each level is tried twice, and the longest one once more.
         assert!(paused * 300 < ns, "paused {paused} of {ns}");
     }
 

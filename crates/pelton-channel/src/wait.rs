@@ -13,7 +13,7 @@ pub enum Wait {
     /// use `Block`. With either value, a receiver that keeps up with its sender may back off: it pauses for up to some
     /// 15 µs while that helps throughput.
     Spin,
-    /// Busy-polls for 5 to 50 µs, then sleeps. Does not busy-poll if that was useless lately, or if the peer shares
+    /// Busy-polls for 50 µs, then sleeps. Does not busy-poll if that was useless lately, or if the peer shares
     /// this side's processor.
     #[default]
     Block,
@@ -179,8 +179,8 @@ pub trait Side: Polled {
 /// Loads between two checks of the clock and of other reasons to end a wait, which cost as much as several loads.
 const LOADS_PER_CLOCK: u32 = 32;
 
-/// A busy-poll lasts this long, three times a usual wake-up on a virtual machine. It is worth more than one wake-up: a
-/// side that does not sleep also spares its peer the ring.
+/// A busy-poll lasts this long, one and a half to three times a wake-up on the virtual machines measured. It is worth
+/// more than one wake-up: a side that does not sleep also spares its peer the ring.
 pub const BUSY_POLL: Duration = Duration::from_micros(50);
 /// A large message takes longer, because each side copies it: the time is a nanosecond longer for this number of bytes.
 /// At 100 KiB the sides of a call copied for some 20 µs each.

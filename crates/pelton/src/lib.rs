@@ -156,8 +156,7 @@
 //! If both processes may use only one and the same processor, it yields once instead. Then it announces that it sleeps,
 //! checks once more, and sleeps in the kernel until the peer wakes it, the peer dies, or the time is over; where the
 //! kernel has membarrier, no timer runs, so an idle channel costs nothing. An event loop follows the same rule, in all
-//! languages: `busy_poll` polls, `arm` announces and checks, and the loop's own epoll
-//! sleeps.
+//! languages: `busy_poll` polls, `arm` announces and checks, and the loop's own epoll sleeps.
 //!
 //! # Copies, iterators, values
 //! [`Receiver::receive`] borrows a message in place. [`Receiver::receive_vec`] and the iterator [`Receiver::messages`]

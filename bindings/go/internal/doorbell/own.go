@@ -365,7 +365,7 @@ func (b *Own) Yield() {
 }
 
 // Sleep waits for a ring and takes it, for a local wake, or, if isTimed, for a millisecond at most. Whatever ended
-// it, the caller polls. isRung: it was a ring.
+// it, the caller polls. isRung: it was a ring, which no wait needs to know.
 func (b *Own) Sleep(isTimed bool) (isRung bool) {
 	p := b.Polled.Load()
 	if p == nil {

@@ -2,8 +2,8 @@
 //
 // The policy, in policy.go, is that of the Rust library (crates/pelton-channel/src/wait.rs), with the same constants.
 // These differ, because of Go's scheduler:
-//   - A sleeping goroutine is parked in the runtime's poller, and the measured time of a wake-up includes the poller's
-//     and the scheduler's part. Only a service's goroutine blocks in the kernel: see doorbell.NewBlocking.
+//   - A sleeping goroutine is parked in the runtime's poller. Only a service's goroutine blocks in the kernel: see
+//     doorbell.NewBlocking.
 //   - A busy-poll calls runtime.Gosched once, after yieldAfter (that of a service more rarely, see doorbell.Own.Yield),
 //     and a side that never sleeps calls it in each round: other goroutines may need this processor, and a goroutine
 //     that polls is preempted only after 10 ms.

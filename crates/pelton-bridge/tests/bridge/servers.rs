@@ -281,6 +281,8 @@ fn a_stream_is_created_as_soon_as_the_cluster_has_enough_servers() {
     eventually("two servers to have a leader", || {
         place.runtime.block_on(jetstream.get_or_create_stream(config())).is_ok()
     });
+    let in_vain = place.in_(&["--create", "--require-replicas", "3"]);
+    refused(in_vain, 3, &["creating the stream: no suitable peers", "trying again", "cannot be created"]);
     let out = place.out(&["--create", "--require-replicas", "3"]);
     out.says("creating the stream: no suitable peers");
     let _third = start(2);
