@@ -360,7 +360,7 @@ mod tests {
     fn a_round_trip_is_not_made_longer() {
         let (mut backoff, mut seq) = (Backoff::new(), 0);
         let (ns, paused) = run(&mut backoff, &mut seq, 100_000, |pauses| (1, 150 + u64::from(pauses) * PAUSE_NS));
-        // In 100,000 round trips each level is tried twice, and the longest one once more.
+        // The trials pause 512, 128, 32, 8, 512, 128 and 32 times.
         assert!(paused * 300 < ns, "paused {paused} of {ns}");
     }
 
