@@ -146,7 +146,13 @@ impl Window {
     /// Whether a sample is due.
     #[inline(always)]
     pub(crate) fn is_due(&self, sent: u64) -> bool {
-        sent.wrapping_sub(self.sent) >= SAMPLE
+        self.bytes_since_sample(sent) >= SAMPLE
+    }
+
+    /// Bytes sent since the last sample.
+    #[inline(always)]
+    pub(crate) fn bytes_since_sample(&self, sent: u64) -> u64 {
+        sent.wrapping_sub(self.sent)
     }
 
     /// Takes a sample and returns the window to use.

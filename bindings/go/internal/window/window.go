@@ -130,7 +130,8 @@ func (w *Window) followAt(sent uint64, producer *lane.Producer, m *memory.Lane, 
 	receiver := empty
 	if err == nil && unreleased > 0 {
 		receiver = within
-		if producer.BacklogBytes() > producer.Window() {
+		// A receiver that lacks only the last batch keeps up, however large that is.
+		if producer.BacklogBytes() > max(producer.Window(), sent-w.sent) {
 			receiver = beyond
 		}
 	}

@@ -21,9 +21,11 @@ impl Sender {
     #[inline(never)]
     pub(super) fn sample_window(&mut self, sent: u64) {
         let lane = &mut self.parts.lane;
+        // A receiver that lacks only the last batch keeps up, however large that is.
+        let kept_up = lane.window().max(self.window.bytes_since_sample(sent));
         // An invalid head is reported by the reservation that follows.
         let receiver = match lane.refresh_head() {
-            Ok(1..) if lane.backlog_bytes() > lane.window() => Keeps::Behind,
+            Ok(1..) if lane.backlog_bytes() > kept_up => Keeps::Behind,
             Ok(1..) => Keeps::Up,
             _ => Keeps::Waiting,
         };
@@ -132,6 +134,20 @@ mod tests {
                 assert!(used(&sender) <= 2 << 20, "{}", used(&sender));
             }
         }
+    }
+
+    #[test]
+    fn a_receiver_that_lacks_only_a_message_larger_than_the_window_keeps_up() {
+        let (mut sender, mut receiver) = Options::new().threads().unwrap();
+        let message = vec![0; WINDOW as usize + 1000];
+        sender.send(&message).unwrap();
+        // Samples of a busy machine may be too slow for a trial.
+        let found = (0..100_000).any(|_| {
+            sender.send(&message).unwrap();
+            assert!(receiver.try_receive().unwrap().is_some());
+            sender.parts.lane.window() > WINDOW
+        });
+        assert!(found);
     }
 
     #[test]
